@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/log.h"
+#include "common/base/status.h"
+#include "compressors/compression_rules.h"
+
+namespace gradwire {
+
+/// The whole configuration, typed, with the defaults in place. Mirrors the YAML (docs and
+/// configs/reference.yaml explain each key). Sizes in bytes, times in milliseconds.
+struct Config {
+  struct Job {
+    std::string id = "demo";
+    std::uint32_t workers = 1;
+    std::uint32_t servers = 1;
+    std::uint64_t seed = 1;
+    bool operator==(const Job&) const = default;
+  } job;
+
+  /// Where the root listens and everyone connects.
+  std::string endpoint = "tcp://127.0.0.1:5701";
+
+  struct Server {
+    std::string bind = "127.0.0.1";    // interface address to listen on
+    std::string advertise = "auto";    // host that peers are told; auto: the bind address
+    std::uint32_t lanes = 1;
+    std::optional<std::uint32_t> threads;  // compute threads; auto: see docs/tuning.md
+    bool operator==(const Server&) const = default;
+  } server;
+
+  struct Worker {
+    std::optional<std::uint32_t> threads;  // compute threads; auto
+    bool operator==(const Worker&) const = default;
+  } worker;
+
+  struct Partition {
+    std::uint64_t bytes = 0;  // 0: auto
+    std::uint64_t fuse_below = 64 * 1024;
+    std::uint64_t credit = 2 * 1024 * 1024;
+    bool operator==(const Partition&) const = default;
+  } partition;
+
+  CompressionRules compression;
+
+  struct Timeouts {
+    int start_ms = 60000;
+    int stall_warn_ms = 10000;
+    int stall_stop_ms = 60000;
+    int dead_after_ms = 10000;
+    bool operator==(const Timeouts&) const = default;
+  } timeouts;
+
+  struct Log {
+    LogLevel level = LogLevel::kInfo;
+    bool operator==(const Log&) const = default;
+  } log;
+
+  struct Security {
+    bool insecure = false;  // allow binding to other addresses than loopback
+    bool operator==(const Security&) const = default;
+  } security;
+
+  std::string plan;  // path of a saved plan to replay
+
+  bool operator==(const Config&) const = default;
+};
+
+/// Parses YAML text. `origin` (a file name) goes into error messages.
+/// Errors: InvalidArgument naming origin, line, key, text, unit and range; an unknown key names the
+/// nearest one; a key whose feature is not there yet is refused as such.
+Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin);
+Result<Config> LoadConfig(const std::string& path);
+
+/// Applies GRADWIRE_* variables over a configuration: a key's path in capitals joined by
+/// underscores (GRADWIRE_PARTITION_CREDIT=4MiB). Unknown GRADWIRE_ names are errors, apart from the
+/// process's own (RANK, ROLE, CONFIG, LOG_DIR). `environment` maps name to value.
+/// Errors: InvalidArgument naming variable, text and range.
+Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config& config);
+
+/// Applies one command-line assignment "partition.credit=4MiB".
+Status ApplyAssignment(const std::string& assignment, Config& config);
+
+/// This process's environment as a map (GRADWIRE_* only).
+std::map<std::string, std::string> GradwireEnvironment();
+
+/// The part of a configuration that workers and servers must share, as keys and values in written
+/// form; exchanged at the handshake.
+std::map<std::string, std::string> SharedConfig(const Config& config);
+
+/// Every key with its value in written form, in the order of the reference.
+std::vector<std::pair<std::string, std::string>> DescribeConfig(const Config& config);
+
+/// "64KiB", "4MB", "123" -> bytes.  Errors: InvalidArgument with the text and the units there are.
+Result<std::uint64_t> ParseSize(const std::string& text);
+/// "5s", "200ms", "2m" -> milliseconds.
+Result<int> ParseDuration(const std::string& text);
+
+/// The candidate with the smallest edit distance to `word`, empty if none is near.
+std::string NearestName(const std::string& word, const std::vector<std::string>& candidates);
+
+}  // namespace gradwire

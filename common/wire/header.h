@@ -1,0 +1,89 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+
+namespace gradwire {
+
+/// Version of the protocol; both ends of a connection must speak the same.
+inline constexpr std::uint32_t kProtocolVersion = 1;
+
+/// What a message is. The numbers are on the wire: never reuse one.
+enum class MessageKind : std::uint8_t {
+  kHello = 1,      // payload: Hello. First message of a connection, from the side that connects.
+  kWelcome = 2,    // payload: Welcome. The answer.
+  kDeclare = 3,    // payload: Declare. Worker to root.
+  kPlan = 4,       // payload: PlanUpdate. Root to servers and workers.
+  kPlanAck = 5,    // server to root: plan_version is installed.
+  kPush = 6,       // payload: codec bytes. Worker to server.
+  kReceipt = 7,    // server to worker: holds every push of this connection up to `sequence`.
+  kReply = 8,      // payload: codec bytes. Server to worker.
+  kRepull = 9,     // worker to server after a reconnect: I still wait for (key, round).
+  kPushAgain = 10, // server to worker: answer to a Repull whose push I do not hold.
+  kBarrier = 11,   // worker to root: I have reached barrier number `round`.
+  kBarrierDone = 12,  // root to worker
+  kGoodbye = 13,      // worker to server: I shall push no more.
+  kGoodbyeAck = 14,
+  kError = 15,      // payload: text. `error` says its code; the job (or the connection) is over.
+  kHeartbeat = 16,
+  kShutdown = 17,  // root to servers: every worker has said goodbye.
+};
+
+std::string_view MessageKindName(MessageKind kind);
+
+/// What a reply brings. The numbers are on the wire.
+enum class ReplyKind : std::uint8_t {
+  kNone = 0,       // not a reply
+  kResult = 1,     // the average or sum, compressed as the plan says
+  kNonfinite = 2,  // void: some rank's contribution, or the sum, was not finite
+};
+
+/// The header of every message, in plain form. Fields that a kind does not use are 0.
+struct Header {
+  MessageKind kind = MessageKind::kHeartbeat;
+  std::uint32_t rank = 0;         // sender's rank in its role
+  std::uint64_t incarnation = 0;  // sender's life
+  std::uint64_t plan_version = 0;
+  std::uint32_t phase = 0;
+  std::uint64_t step = 0;
+  std::uint64_t round = 0;
+  std::uint64_t key = 0;
+  /// Push: its number on this connection, from 1. Receipt: the last number that is held.
+  std::uint64_t sequence = 0;
+  ReplyKind reply = ReplyKind::kNone;
+  /// Push: the contribution is not finite and there is no payload.
+  bool nonfinite = false;
+  StatusCode error = StatusCode::kOk;
+
+  friend bool operator==(const Header&, const Header&) = default;
+};
+
+/// Bytes: no header is larger.
+inline constexpr std::size_t kMaxHeaderBytes = 128;
+
+/// A serialized header; lives on the stack.
+class HeaderBytes {
+ public:
+  ByteView view() const { return ByteView(bytes_).first(size_); }
+
+ private:
+  friend HeaderBytes SerializeHeader(const Header& header);
+  std::array<std::byte, kMaxHeaderBytes> bytes_{};
+  std::size_t size_ = 0;
+};
+
+/// Threads: safe. Allocates nothing in steady state.
+HeaderBytes SerializeHeader(const Header& header);
+
+/// Parses and validates one header.
+/// Errors: CorruptData for what is not a header, an unknown kind, another protocol version (both
+/// named), or a field out of range.
+/// Threads: safe. Allocates nothing in steady state.
+Result<Header> ParseHeader(ByteView bytes);
+
+}  // namespace gradwire

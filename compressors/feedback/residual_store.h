@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "compressors/compressor.h"
+
+namespace gradwire {
+
+/// A stretch of a tensor that a unit covers; a unit is one or several of them in order.
+struct TensorRange {
+  std::string tensor;
+  std::uint64_t offset = 0;
+  std::uint64_t count = 0;
+
+  friend bool operator==(const TensorRange&, const TensorRange&) = default;
+};
+
+/// All residuals of one side (a worker, or a server shard). Identity is the tensor's name and
+/// offset, so residuals survive other cuts and fusions of the same tensors.
+/// Threads: Get, Save and Restore lock; the returned Residual is used by one thread at a time, and
+/// Save and Restore want that nobody is encoding.
+class ResidualStore {
+ public:
+  ResidualStore();
+  ~ResidualStore();
+
+  /// The residual of a unit, zeros at first (or what Restore left for its ranges). The reference
+  /// stays valid as long as the store; the codec is who will make it explicit.
+  /// Errors: InvalidArgument if the key is known with other ranges.
+  Result<Residual*> Get(std::uint64_t key, const std::vector<TensorRange>& ranges,
+                        const Compressor& codec);
+
+  /// Hands the unit to another codec (a change of phase): flushes with the old one first.
+  Status ChangeCodec(std::uint64_t key, const Compressor& codec);
+
+  /// Makes every residual explicit and writes all as bytes: a magic, a version, then tensor name,
+  /// offset, count, f32 values for each range, and a checksum.
+  Result<std::vector<std::byte>> Save();
+
+  /// Takes saved residuals: for known units at once, for others when Get first asks.
+  /// Errors: CorruptData if the bytes are damaged; nothing is changed then.
+  Status Restore(ByteView saved);
+
+  /// The residual of one tensor as far as this store has it: values[count], zeros where unknown.
+  std::vector<float> Read(const std::string& tensor, std::uint64_t count);
+
+  /// Bytes held.
+  std::size_t size_bytes() const;
+
+ private:
+  struct Entry;
+  mutable std::mutex mu_;
+  std::map<std::uint64_t, std::unique_ptr<Entry>> entries_;                            // guarded by mu_
+  std::map<std::string, std::map<std::uint64_t, std::vector<float>>> restored_;  // guarded by mu_
+};
+
+/// After a server's encode pass found an overflow in the sum: gives the residual back what it held
+/// before, e <- q - input (to rounding). The residual is explicit, as Encode leaves it then.
+void RestoreAfterVoidRound(BlockSource& input, Residual& residual);
+
+}  // namespace gradwire

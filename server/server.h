@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/config/config.h"
+#include "common/transport/loop.h"
+
+namespace gradwire {
+
+struct ServerStats {
+  TrafficCounters traffic;
+  std::uint64_t rounds = 0;
+  std::uint64_t nonfinite_rounds = 0;
+  std::uint64_t duplicate_pushes = 0;
+  std::uint64_t refused_messages = 0;
+};
+
+/// One server: its lanes, each a loop with the shard of keys that the plan gives it. Server 0 is
+/// also the root.
+/// Threads: every method is safe from any thread.
+class Server {
+ public:
+  /// Listens on all lanes and, unless it is the root, connects to the root.
+  /// Errors: Unavailable (address, port, reason), InvalidArgument.
+  static Result<std::unique_ptr<Server>> Start(const Config& config, std::uint32_t index);
+
+  /// The same over given loops, one a lane; lane l of server s listens on `addresses[l]` (tests use
+  /// the in-process network).
+  static Result<std::unique_ptr<Server>> Start(const Config& config, std::uint32_t index,
+                                               std::vector<std::unique_ptr<Loop>> lanes,
+                                               std::vector<std::string> addresses);
+  virtual ~Server() = default;
+
+  /// Where lane 0 listens.
+  virtual std::string address() const = 0;
+  /// Blocks until every worker has said goodbye, or the job has failed (its error).
+  virtual Status Run() = 0;
+  /// Ends the server from another thread; Run returns.
+  virtual void Stop() = 0;
+
+  virtual ServerStats stats() const = 0;
+  /// Residuals of this server, at a moment when no round is open.
+  virtual Result<std::vector<std::byte>> SaveState() = 0;
+  virtual Status RestoreState(ByteView saved) = 0;
+  virtual std::vector<float> ReadResidual(const std::string& tensor, std::uint64_t count) = 0;
+};
+
+}  // namespace gradwire

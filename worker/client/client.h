@@ -1,0 +1,109 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/config/config.h"
+#include "common/transport/loop.h"
+#include "common/wire/plan_data.h"
+
+namespace gradwire {
+
+/// A tensor that every worker has declared; an index into the plan.
+struct TensorId {
+  std::uint32_t index = 0;
+  friend bool operator==(const TensorId&, const TensorId&) = default;
+};
+
+/// One push-pull under way. Copyable; stays valid after completion until the same tensor is pushed
+/// again.
+struct Handle {
+  TensorId tensor;
+  std::uint64_t generation = 0;
+};
+
+/// What a client has done since it connected. Bytes are frames plus the transport's framing.
+struct ClientStats {
+  TrafficCounters traffic;
+  std::uint64_t raw_push_bytes = 0;  // gradients handed over, at their own dtype
+  std::uint64_t raw_pull_bytes = 0;
+  std::uint64_t nonfinite_units = 0;  // rounds that were void
+  std::uint64_t resent_pushes = 0;
+  std::uint64_t reconnects = 0;
+};
+
+/// A worker's connection to the servers: declares tensors and push-pulls them.
+///
+/// Memory: `input` is read only and must stay valid and unchanged, `output` must stay valid and
+/// untouched by the caller, from PushPull until the handle has completed (also with an error). They
+/// may be the same array, but must not overlap otherwise. Gradwire sends large uncompressed
+/// gradients from the caller's memory; the handle completes only when the transport has let go of it.
+///
+/// Threads: every method is safe from any thread; calls for one tensor must not overlap. Declare,
+/// Broadcast and Barrier are collective: every worker calls them in the same order.
+class Client {
+ public:
+  /// Connects, learns the plan's shape from the root and waits until every process is there.
+  /// Errors: Timeout after timeouts.start; InvalidArgument if the configurations differ (key and
+  /// both values named); Unavailable.
+  static Result<std::unique_ptr<Client>> Connect(const Config& config, std::uint32_t rank);
+
+  /// The same over a given loop (not yet started): tests use the in-process network.
+  static Result<std::unique_ptr<Client>> Connect(const Config& config, std::uint32_t rank,
+                                                 std::unique_ptr<Loop> loop);
+
+  virtual ~Client() = default;
+
+  virtual std::uint32_t rank() const = 0;
+  virtual std::uint32_t num_workers() const = 0;
+
+  /// Declares tensors together (small ones are fused). Blocks until every worker has declared the
+  /// same batch. Returns their ids in order.
+  /// Errors: InvalidArgument to every worker, naming tensor, ranks and both values, if they differ.
+  virtual Result<std::vector<TensorId>> Declare(std::span<const TensorDeclaration> batch) = 0;
+
+  /// Pushes `input` and pulls the average (or sum) over all workers into `output`. Returns at once.
+  /// Shapes: both num_elements * SizeOf(dtype) bytes, in the tensor's dtype.
+  /// Members of a fused unit leave when all of them are there, or at EndStep.
+  /// Errors: InvalidArgument for a wrong size or a tensor already in flight; the job's error.
+  virtual Result<Handle> PushPullAsync(TensorId tensor, ByteView input, MutableBytes output) = 0;
+
+  /// Blocks until the push-pull has completed. A round that was not finite completes with NaN in
+  /// every element and is counted.
+  /// Errors: Timeout after timeouts.stall_stop, naming tensor and what is missing; the job's error.
+  virtual Status Wait(const Handle& handle) = 0;
+  /// True once Wait would return at once.
+  virtual bool Poll(const Handle& handle) = 0;
+
+  /// Ends the step: fused units with missing members go out with zeros for those; the step counter
+  /// goes up (phases and traces count steps).
+  virtual Status EndStep() = 0;
+
+  /// Copies `data` of worker `root` to all, byte for byte, whatever the compression. Collective. Not
+  /// declared beforehand; name and size must agree.
+  virtual Status Broadcast(const std::string& name, MutableBytes data, std::uint32_t root) = 0;
+
+  /// Blocks until every worker has called it.
+  virtual Status Barrier() = 0;
+
+  /// Says goodbye and waits for the answer; later calls fail. Also done by the destructor.
+  virtual Status Close() = 0;
+
+  virtual const Plan& plan() const = 0;
+  virtual ClientStats stats() const = 0;
+
+  /// Residuals of this worker, at a moment when nothing is in flight.
+  virtual Result<std::vector<std::byte>> SaveState() = 0;
+  virtual Status RestoreState(ByteView saved) = 0;
+  /// The residual of one tensor, zeros where there is none.
+  virtual std::vector<float> ReadResidual(TensorId tensor) = 0;
+};
+
+}  // namespace gradwire
