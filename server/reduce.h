@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/base/buffer_pool.h"
+#include "common/base/status.h"
+#include "common/wire/header.h"
+#include "common/wire/plan_data.h"
+#include "compressors/compressor.h"
+
+namespace gradwire {
+
+/// One rank's part of a round.
+struct Contribution {
+  enum class State { kAbsent, kPayload, kNonfinite };
+  State state = State::kAbsent;
+  Payload payload;
+};
+
+/// What a round's reduction works on. Payloads have passed validation.
+struct ReduceInput {
+  const Unit* unit = nullptr;
+  std::span<const Contribution> contributions;  // [rank]
+  const Compressor* uplink = nullptr;           // null: sums in the dtype itself (see below)
+  const Compressor* downlink = nullptr;
+  Residual* residual = nullptr;  // null: no feedback on the downlink
+  CodecContext context;
+};
+
+/// What all workers get.
+struct ReduceOutput {
+  ReplyKind kind = ReplyKind::kResult;
+  Payload payload;  // kNonfinite: the ranks at fault, u32 each; none if the sum overflowed
+};
+
+/// True if the unit is summed in its own dtype and goes uncompressed: integers (exact, the average
+/// floors) and fp64 under `none` in both directions.
+bool IsTypedReduction(const Unit& unit, std::uint32_t phase);
+
+/// Closes a round: adds the contributions in rank order from +0.0, divides once for an average, adds
+/// the residual, and encodes once. One pass, block by block in the first-level cache, where the
+/// uplink codec gives access to blocks; through a whole-unit accumulator otherwise. Same bits.
+/// A broadcast returns the root's payload itself.
+/// Errors: InvalidArgument naming the overflow of an integer sum, or a broadcast with no root or
+/// two. Internal if a codec refuses.
+/// Threads: safe for different units.
+Result<ReduceOutput> Reduce(const ReduceInput& input, BufferPool& pool);
+
+}  // namespace gradwire
