@@ -18,7 +18,7 @@ enum class MessageKind : std::uint8_t {
   kHello = 1,      // payload: Hello. First message of a connection, from the side that connects.
   kWelcome = 2,    // payload: Welcome. The answer.
   kDeclare = 3,    // payload: Declare. Worker to root.
-  kPlan = 4,       // payload: PlanUpdate. Root to servers and workers.
+  kPlan = 4,       // payload: Plan. Root to servers and workers.
   kPlanAck = 5,    // server to root: plan_version is installed.
   kPush = 6,       // payload: codec bytes. Worker to server.
   kReceipt = 7,    // server to worker: holds every push of this connection up to `sequence`.
