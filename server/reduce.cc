@@ -1,5 +1,6 @@
 #include "server/reduce.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -70,20 +71,38 @@ class SumSource final : public BlockSource {
   alignas(64) std::array<float, kBlockElements> scratch_;
 };
 
-std::string RankList(std::span<const Contribution> contributions, Contribution::State state) {
-  std::string text;
-  for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
-    if (contributions[rank].state != state) continue;
-    text += text.empty() ? "" : ", ";
-    text += std::to_string(rank);
+// True if a contribution that came without a mark (nobody looks at what `none` sends) is not finite.
+bool HoldsNonfinite(const ReduceInput& input, const Contribution& contribution) {
+  const std::size_t n = input.unit->num_elements;
+  if (input.uplink == nullptr) {
+    for (std::size_t i = 0; i < n; ++i) {
+      if (!std::isfinite(LoadLe<double>(contribution.payload.bytes.data() + i * sizeof(double)))) {
+        return true;
+      }
+    }
+    return false;
   }
-  return text;
+  if (!input.uplink->traits().block_access) return false;  // their encode pass has looked
+  std::array<float, kBlockElements> block;
+  bool found = false;
+  ForEachBlock(n, [&](std::size_t offset, std::size_t count) {
+    if (found) return;
+    std::fill_n(block.begin(), count, 0.0F);
+    input.uplink->DecodeAddRange(contribution.payload.bytes, n, input.context, offset,
+                                 {block.data(), count});
+    found = !std::all_of(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(count),
+                         [](float value) { return std::isfinite(value); });
+  });
+  return found;
 }
 
-ReduceOutput VoidRound(std::span<const Contribution> contributions, BufferPool& pool) {
+ReduceOutput VoidRound(const ReduceInput& input, BufferPool& pool) {
   std::vector<std::uint32_t> ranks;
-  for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
-    if (contributions[rank].state == Contribution::State::kNonfinite) {
+  for (std::size_t rank = 0; rank < input.contributions.size(); ++rank) {
+    const Contribution& contribution = input.contributions[rank];
+    if (contribution.state == Contribution::State::kNonfinite ||
+        (contribution.state == Contribution::State::kPayload &&
+         HoldsNonfinite(input, contribution))) {
       ranks.push_back(static_cast<std::uint32_t>(rank));
     }
   }
@@ -115,7 +134,7 @@ Result<ReduceOutput> ReduceFloat64(const ReduceInput& input, BufferPool& pool) {
     finite = finite && std::isfinite(sum);
     StoreLe(out + i * sizeof(double), sum);
   }
-  if (!finite) return VoidRound(input.contributions, pool);
+  if (!finite) return VoidRound(input, pool);
   return ReduceOutput{ReplyKind::kResult, buffer.Share(n * sizeof(double))};
 }
 
@@ -144,7 +163,7 @@ Result<ReduceOutput> ReduceInteger(const ReduceInput& input, BufferPool& pool) {
   return ReduceOutput{ReplyKind::kResult, buffer.Share(n * sizeof(T))};
 }
 
-Result<ReduceOutput> ReduceBroadcast(const ReduceInput& input) {
+Result<ReduceOutput> ReduceBroadcast(const ReduceInput& input, BufferPool& pool) {
   const Contribution* root = nullptr;
   for (const Contribution& contribution : input.contributions) {
     if (contribution.payload.empty()) continue;
@@ -159,21 +178,18 @@ Result<ReduceOutput> ReduceBroadcast(const ReduceInput& input) {
     root = &contribution;
   }
   if (root == nullptr) return InvalidArgument("no rank broadcasts, expected one root");
-  return ReduceOutput{ReplyKind::kResult, root->payload};
+  // A copy, so that the root's memory is not held by a reply that is kept until the next round.
+  const PooledBuffer reply = pool.Acquire(root->payload.size());
+  std::memcpy(reply.bytes().data(), root->payload.bytes.data(), root->payload.size());
+  return ReduceOutput{ReplyKind::kResult, reply.Share(root->payload.size())};
 }
 
 }  // namespace
 
-bool IsTypedReduction(const Unit& unit, std::uint32_t phase) {
-  if (!IsFloat(unit.dtype)) return true;
-  return unit.dtype == DType::kFloat64 && unit.phases[phase].uplink == "none" &&
-         unit.phases[phase].downlink == "none";
-}
-
 Result<ReduceOutput> Reduce(const ReduceInput& input, BufferPool& pool) {
-  if (input.unit->op == ReduceOp::kBroadcast) return ReduceBroadcast(input);
-  if (!RankList(input.contributions, Contribution::State::kNonfinite).empty()) {
-    return VoidRound(input.contributions, pool);
+  if (input.unit->op == ReduceOp::kBroadcast) return ReduceBroadcast(input, pool);
+  for (const Contribution& contribution : input.contributions) {
+    if (contribution.state == Contribution::State::kNonfinite) return VoidRound(input, pool);
   }
   if (input.uplink == nullptr) {
     switch (input.unit->dtype) {
@@ -203,7 +219,7 @@ Result<ReduceOutput> Reduce(const ReduceInput& input, BufferPool& pool) {
   if (!encoded.ok()) return encoded.status();
   if (!encoded->finite) {
     if (input.residual != nullptr) RestoreAfterVoidRound(source, *input.residual);
-    return VoidRound(input.contributions, pool);
+    return VoidRound(input, pool);
   }
   return ReduceOutput{ReplyKind::kResult, reply.Share(encoded->payload_bytes)};
 }

@@ -1,0 +1,86 @@
+// gradwire-server: the daemon. One process is one server; server 0 is the root.
+
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <thread>
+
+#include "common/base/log.h"
+#include "common/config/config.h"
+#include "common/config/process.h"
+#include "server/server.h"
+
+namespace {
+
+// libzmq takes a buffer from malloc for each message; without this glibc maps and unmaps every one
+// of a MiB (2500 page faults a round instead of 280, 20 % of an uncompressed round on loopback).
+void TuneMalloc() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 64 << 20);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace gradwire;
+  TuneMalloc();
+
+  ProcessOptions options;
+  std::uint32_t index = 0;
+  CLI::App app{"gradwire-server: holds a shard of the keys; server 0 is the root"};
+  app.add_option("--config", options.config_path, "configuration file (YAML)");
+  app.add_option("--set", options.assignments, "key=value over the file and the environment");
+  app.add_option("--index", index, "which server this is, 0 is the root (GRADWIRE_RANK)")
+      ->envname("GRADWIRE_RANK");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? kExitOk : kExitUsage;
+  }
+
+  const auto config = LoadProcessConfig(options);
+  if (!config.ok()) {
+    LogError("gradwire-server: {}", config.status().message());
+    return kExitUsage;
+  }
+  InitLog(config->log.level, "server/" + std::to_string(index));
+
+  // Signals are taken by a thread of their own, so that a handler never interrupts the lanes.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGUSR1);  // ours: ends the thread
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+
+  auto server = Server::Start(*config, index);
+  if (!server.ok()) {
+    LogError("{}", server.status().ToString());
+    return ExitCodeOf(server.status(), /*started=*/false);
+  }
+  std::atomic<bool> interrupted{false};
+  std::thread watcher([&] {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    if (signal == SIGUSR1) return;
+    interrupted = true;
+    (*server)->Stop();
+  });
+  const Status status = (*server)->Run();
+  pthread_kill(watcher.native_handle(), SIGUSR1);
+  watcher.join();
+
+  const ServerStats stats = (*server)->stats();
+  LogInfo("done: {} rounds ({} void), {} bytes in, {} bytes out, {} duplicates, {} refused",
+          stats.rounds, stats.nonfinite_rounds, stats.traffic.received_bytes,
+          stats.traffic.sent_bytes, stats.duplicate_pushes,
+          stats.refused_messages + stats.traffic.refused_messages);
+  if (interrupted) return kExitInterrupted;
+  if (!status.ok()) LogError("{}", status.ToString());
+  return ExitCodeOf(status, /*started=*/stats.rounds > 0);
+}

@@ -1,0 +1,254 @@
+#include "server/root.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/base/random.h"
+
+namespace gradwire {
+
+PlanOptions MakePlanOptions(const Config& config) {
+  PlanOptions options;
+  options.num_workers = config.job.workers;
+  options.num_servers = config.job.servers;
+  options.lanes_per_server = config.server.lanes;
+  options.partition_bytes = config.partition.bytes;
+  options.fuse_below = config.partition.fuse_below;
+  options.compression = config.compression;
+  return options;
+}
+
+Root::Root(const Config& config, const CompressorRegistry& registry,
+           std::vector<std::string> lane_addresses, RootOutput& output)
+    : config_(config),
+      shared_config_(SharedConfig(config)),
+      registry_(registry),
+      output_(output),
+      plan_options_(MakePlanOptions(config)),
+      workers_(config.job.workers),
+      servers_(config.job.servers),
+      plan_(std::make_shared<Plan>(EmptyPlan(plan_options_))) {
+  servers_[0].incarnation = RandomId();
+  servers_[0].lane_addresses = std::move(lane_addresses);
+}
+
+Status Root::OnHello(PeerId peer, const Hello& hello) {
+  std::vector<Member>& members = hello.role == Role::kWorker ? workers_ : servers_;
+  const std::string who = fmt::format("{} {}", RoleName(hello.role), hello.rank);
+  if (hello.rank >= members.size()) {
+    return InvalidArgument(fmt::format("{} is out of range: the job has {} {}s", who,
+                                       members.size(), RoleName(hello.role)));
+  }
+  Member& member = members[hello.rank];
+  if (member.peer != 0 && member.incarnation != hello.incarnation) {
+    return InvalidArgument(
+        fmt::format("{} is already in the job in another incarnation; a restart inside a running "
+                    "job is not possible",
+                    who));
+  }
+  for (const auto& [key, value] : shared_config_) {
+    const auto theirs = hello.shared_config.find(key);
+    const std::string text = theirs == hello.shared_config.end() ? "nothing" : theirs->second;
+    if (text == value) continue;
+    const Status status = InvalidArgument(
+        fmt::format("configurations differ: {} is {} on {}, {} on the root", key, text, who, value));
+    output_.Fail(status);
+    return status;
+  }
+  member.peer = peer;
+  member.incarnation = hello.incarnation;
+  member.lane_addresses = hello.lane_addresses;
+  if (hello.role == Role::kServer && hello.rank > 0 &&
+      hello.lane_addresses.size() != config_.server.lanes) {
+    return InvalidArgument(fmt::format("{} has {} lanes, expected {}", who,
+                                       hello.lane_addresses.size(), config_.server.lanes));
+  }
+  if (!welcomed_) {
+    WelcomeIfComplete();
+    return Status::Ok();
+  }
+  // Back after a cut: whatever it may have missed is said again.
+  SendWelcome(member);
+  if (plan_->version > 0 && (hello.role == Role::kServer || plan_is_out_)) SendPlan(peer);
+  return Status::Ok();
+}
+
+void Root::WelcomeIfComplete() {
+  for (const std::vector<Member>* members : {&workers_, &servers_}) {
+    for (const Member& member : *members) {
+      if (member.incarnation == 0) return;
+    }
+  }
+  welcomed_ = true;
+  LogInfo("all {} workers and {} servers are here", workers_.size(), servers_.size());
+  for (const Member& worker : workers_) SendWelcome(worker);
+  for (std::size_t s = 1; s < servers_.size(); ++s) SendWelcome(servers_[s]);
+}
+
+void Root::SendWelcome(const Member& member) {
+  Welcome welcome;
+  welcome.num_workers = config_.job.workers;
+  welcome.num_servers = config_.job.servers;
+  for (const Member& server : servers_) welcome.addresses.push_back(server.lane_addresses);
+  Header header;
+  header.kind = MessageKind::kWelcome;
+  output_.Send(member.peer, header, Serialize(welcome));
+}
+
+void Root::SendPlan(PeerId peer) {
+  Header header;
+  header.kind = MessageKind::kPlan;
+  header.plan_version = plan_->version;
+  header.round = batches_;
+  output_.Send(peer, header, Serialize(*plan_));
+}
+
+void Root::OnDeclare(std::uint32_t rank, Declare declare) {
+  Member& worker = workers_[rank];
+  if (declare.batch < batches_) {
+    // It came back after a cut and has the answer already, or gets it now.
+    if (plan_is_out_) SendPlan(worker.peer);
+    return;
+  }
+  if (declare.batch > batches_) {
+    output_.Fail(CorruptData(fmt::format("worker {} declares batch {}, expected {}", rank,
+                                         declare.batch, batches_)));
+    return;
+  }
+  for (std::uint32_t other = 0; other < workers_.size(); ++other) {
+    const auto& theirs = workers_[other].declared;
+    if (other == rank || !theirs) continue;
+    const std::size_t common = std::min(theirs->tensors.size(), declare.tensors.size());
+    for (std::size_t i = 0; i < common; ++i) {
+      const TensorDeclaration& a = theirs->tensors[i];
+      const TensorDeclaration& b = declare.tensors[i];
+      if (a == b) continue;
+      output_.Fail(InvalidArgument(
+          fmt::format("workers declare different tensors, batch {} position {}: {}", declare.batch,
+                      i, DescribeDifference(a, other, b, rank))));
+      return;
+    }
+    if (theirs->tensors.size() != declare.tensors.size()) {
+      const bool rank_has_more = declare.tensors.size() > common;
+      const TensorDeclaration& extra =
+          rank_has_more ? declare.tensors[common] : theirs->tensors[common];
+      output_.Fail(InvalidArgument(
+          fmt::format("workers declare different tensors, batch {}: {} on rank {}, {} on rank {}; "
+                      "only rank {} has '{}'",
+                      declare.batch, theirs->tensors.size(), other, declare.tensors.size(), rank,
+                      rank_has_more ? rank : other, extra.name)));
+      return;
+    }
+    break;  // all earlier ones are equal to each other
+  }
+  worker.declared = std::move(declare);
+  CloseBatchIfComplete();
+}
+
+void Root::CloseBatchIfComplete() {
+  for (const Member& worker : workers_) {
+    if (!worker.declared) return;
+  }
+  auto extended = [&]() -> Result<Plan> {
+    if (!config_.plan.empty()) {
+      if (!saved_plan_) {
+        auto loaded = LoadPlan(config_.plan);
+        if (!loaded.ok()) return loaded.status();
+        saved_plan_ = std::move(loaded).value();
+      }
+      return ReplayPlan(*plan_, workers_[0].declared->tensors, *saved_plan_, plan_options_);
+    }
+    return ExtendPlan(*plan_, workers_[0].declared->tensors, plan_options_, registry_);
+  }();
+  if (!extended.ok()) {
+    output_.Fail(extended.status());
+    return;
+  }
+  plan_ = std::make_shared<const Plan>(std::move(extended).value());
+  for (Member& worker : workers_) worker.declared.reset();
+  ++batches_;
+  plan_is_out_ = false;
+  LogInfo("{}", SummarizePlan(*plan_));
+  LogDebug("{}", DescribePlan(*plan_));
+  // Servers first: a worker that has the plan pushes at once.
+  for (std::size_t s = 1; s < servers_.size(); ++s) SendPlan(servers_[s].peer);
+  output_.InstallLocally(plan_);
+}
+
+void Root::OnPlanAck(std::uint32_t server, std::uint64_t version) {
+  if (server >= servers_.size()) return;
+  servers_[server].acknowledged_plan = std::max(servers_[server].acknowledged_plan, version);
+  HandOutIfAcknowledged();
+}
+
+void Root::HandOutIfAcknowledged() {
+  if (plan_is_out_) return;
+  for (const Member& server : servers_) {
+    if (server.acknowledged_plan < plan_->version) return;
+  }
+  plan_is_out_ = true;
+  for (const Member& worker : workers_) SendPlan(worker.peer);
+}
+
+void Root::OnBarrier(std::uint32_t rank, std::uint64_t number) {
+  Member& worker = workers_[rank];
+  Header done;
+  done.kind = MessageKind::kBarrierDone;
+  done.round = number;
+  if (number < barriers_) {
+    output_.Send(worker.peer, done, {});
+    return;
+  }
+  if (number > barriers_) {
+    output_.Fail(CorruptData(
+        fmt::format("worker {} is at barrier {}, expected {}", rank, number, barriers_)));
+    return;
+  }
+  worker.barrier = number;
+  for (const Member& other : workers_) {
+    if (!other.barrier || *other.barrier != number) return;
+  }
+  ++barriers_;
+  for (const Member& other : workers_) output_.Send(other.peer, done, {});
+}
+
+std::string Root::DescribeMissing() const {
+  std::string text;
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    if (workers_[i].incarnation == 0) text += fmt::format("{}worker {}", text.empty() ? "" : ", ", i);
+  }
+  for (std::size_t i = 1; i < servers_.size(); ++i) {
+    if (servers_[i].incarnation == 0) text += fmt::format("{}server {}", text.empty() ? "" : ", ", i);
+  }
+  return text;
+}
+
+std::string Root::DescribeOpenCalls() const {
+  std::string missing_declare;
+  std::string missing_barrier;
+  bool declare_open = false;
+  bool barrier_open = false;
+  for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+    const Member& worker = workers_[rank];
+    declare_open |= worker.declared.has_value();
+    if (!worker.declared) {
+      missing_declare += fmt::format("{}{}", missing_declare.empty() ? "" : ",", rank);
+    }
+    const bool at_barrier = worker.barrier && *worker.barrier == barriers_;
+    barrier_open |= at_barrier;
+    if (!at_barrier) {
+      missing_barrier += fmt::format("{}{}", missing_barrier.empty() ? "" : ",", rank);
+    }
+  }
+  std::string text;
+  if (declare_open) text += fmt::format("declaration: ranks {} are missing", missing_declare);
+  if (barrier_open) {
+    text += fmt::format("{}barrier: ranks {} are missing", text.empty() ? "" : "; ",
+                        missing_barrier);
+  }
+  return text;
+}
+
+}  // namespace gradwire

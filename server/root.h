@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/config/config.h"
+#include "common/plan/plan.h"
+#include "common/transport/loop.h"
+#include "common/wire/control.h"
+
+namespace gradwire {
+
+/// How the root speaks. Called on the root lane's thread.
+class RootOutput {
+ public:
+  virtual ~RootOutput() = default;
+  virtual void Send(PeerId to, const Header& header, std::vector<std::byte> body) = 0;
+  /// Installs a plan on this server's own lanes, then calls OnPlanAck(0, version).
+  virtual void InstallLocally(std::shared_ptr<const Plan> plan) = 0;
+  virtual void Fail(Status status) = 0;
+};
+
+/// The job's control: who is there, what they have declared, the plan, barriers.
+/// Threads: the root lane's only.
+class Root {
+ public:
+  /// `lane_addresses` are server 0's own: this process is there from the start.
+  Root(const Config& config, const CompressorRegistry& registry,
+       std::vector<std::string> lane_addresses, RootOutput& output);
+
+  /// A process says hello (again, after a cut). `peer` is where to answer.
+  /// Errors: what the peer is refused with: wrong job, rank out of range, a rank that is already
+  /// there in another incarnation. A configuration that differs fails the whole job.
+  Status OnHello(PeerId peer, const Hello& hello);
+
+  void OnDeclare(std::uint32_t rank, Declare declare);
+  void OnPlanAck(std::uint32_t server, std::uint64_t version);
+  void OnBarrier(std::uint32_t rank, std::uint64_t number);
+
+  bool everyone_is_here() const { return welcomed_; }
+  /// "workers 1, 3; server 1": who has not said hello.
+  std::string DescribeMissing() const;
+  /// Which ranks a collective call waits for; empty if none is open.
+  std::string DescribeOpenCalls() const;
+
+ private:
+  struct Member {
+    PeerId peer = 0;
+    std::uint64_t incarnation = 0;
+    std::vector<std::string> lane_addresses;
+    std::optional<Declare> declared;        // the open batch
+    std::optional<std::uint64_t> barrier;   // the number it has reached
+    std::uint64_t acknowledged_plan = 0;    // servers
+  };
+
+  void WelcomeIfComplete();
+  void SendWelcome(const Member& worker);
+  void SendPlan(PeerId peer);
+  void CloseBatchIfComplete();
+  void HandOutIfAcknowledged();
+
+  const Config config_;
+  const std::map<std::string, std::string> shared_config_;
+  const CompressorRegistry& registry_;
+  RootOutput& output_;
+  PlanOptions plan_options_;
+  std::optional<Plan> saved_plan_;
+  std::vector<Member> workers_;
+  std::vector<Member> servers_;  // [0] is this process
+  bool welcomed_ = false;
+  std::shared_ptr<const Plan> plan_;
+  std::uint64_t batches_ = 0;  // closed ones
+  bool plan_is_out_ = true;    // false while servers install it
+  std::uint64_t barriers_ = 0;  // closed ones
+};
+
+/// What a plan is made from, as the configuration says it.
+PlanOptions MakePlanOptions(const Config& config);
+
+}  // namespace gradwire

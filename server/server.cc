@@ -1,0 +1,301 @@
+#include "server/server.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/pipeline/executor.h"
+#include "common/transport/zmq_loop.h"
+#include "server/lane.h"
+
+namespace gradwire {
+namespace {
+
+// The pushes and replies of a unit are bounded by its raw bytes; a unit larger than this is refused
+// when it is planned.
+constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 31;
+
+// After the end, replies and goodbyes that are queued get this long to leave.
+constexpr int kLingerMs = 2000;
+
+bool IsLoopback(const std::string& host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "::1" || host == "[::1]" ||
+         host.rfind("127.", 0) == 0;
+}
+
+// "tcp://host:5701" -> "5701"
+Result<std::string> PortOf(const std::string& endpoint) {
+  const std::size_t colon = endpoint.rfind(':');
+  if (endpoint.rfind("tcp://", 0) != 0 || colon == std::string::npos || colon < 6) {
+    return InvalidArgument(
+        fmt::format("endpoint '{}' is not an address, expected tcp://host:port", endpoint));
+  }
+  return endpoint.substr(colon + 1);
+}
+
+class ServerImpl final : public Server, private LaneOwner {
+ public:
+  ServerImpl(const Config& config, std::uint32_t index)
+      : config_(config),
+        index_(index),
+        codecs_(BuiltinCompressors()),
+        executor_(MakeExecutor(Threads(config))) {}
+
+  ~ServerImpl() override { Shutdown(0); }
+
+  Status Init(std::vector<std::unique_ptr<Loop>> loops, const std::vector<std::string>& addresses) {
+    std::vector<std::string> bound;
+    for (std::uint32_t l = 0; l < loops.size(); ++l) {
+      lanes_.push_back(std::make_unique<Lane>(config_, index_, l, std::move(loops[l]), codecs_,
+                                              *executor_, pool_, *this));
+      auto address = lanes_.back()->Listen(addresses[l]);
+      if (!address.ok()) return address.status();
+      bound.push_back(std::move(address).value());
+    }
+    address_ = bound[0];
+    std::vector<std::string> advertised = bound;
+    if (config_.server.advertise != "auto") {
+      for (std::string& text : advertised) {
+        if (text.rfind("tcp://", 0) != 0) continue;
+        text = fmt::format("tcp://{}{}", config_.server.advertise, text.substr(text.rfind(':')));
+      }
+    }
+    for (auto& lane : lanes_) {
+      GRADWIRE_RETURN_IF_ERROR(lane->Start(advertised, BuiltinCompressors()));
+    }
+    LogInfo("gradwire server {} of {}{}: listening on {}, {} lane(s), {} compute thread(s), {}",
+            index_, config_.job.servers, index_ == 0 ? " (root)" : "", address_, lanes_.size(),
+            executor_->concurrency(),
+            config_.security.insecure ? "anybody may talk to it (security.insecure)"
+                                      : "loopback only");
+    return Status::Ok();
+  }
+
+  std::string address() const override { return address_; }
+
+  Status Run() override {
+    std::unique_lock lock(mu_);
+    changed_.wait(lock, [this] {
+      return stopped_ || !error_.ok() || finished_lanes_ == lanes_.size();
+    });
+    const Status status = error_;
+    lock.unlock();
+    Shutdown(kLingerMs);
+    return status;
+  }
+
+  void Stop() override {
+    const std::lock_guard lock(mu_);
+    stopped_ = true;
+    changed_.notify_all();
+  }
+
+  ServerStats stats() const override {
+    ServerStats stats;
+    for (const auto& lane : lanes_) {
+      const TrafficCounters traffic = lane->loop().traffic();
+      stats.traffic.sent_bytes += traffic.sent_bytes;
+      stats.traffic.received_bytes += traffic.received_bytes;
+      stats.traffic.sent_messages += traffic.sent_messages;
+      stats.traffic.received_messages += traffic.received_messages;
+      stats.traffic.refused_messages += traffic.refused_messages;
+      OnLane(*lane, [&] {
+        stats.rounds += lane->shard().counters().rounds;
+        stats.nonfinite_rounds += lane->shard().counters().nonfinite_rounds;
+        stats.duplicate_pushes += lane->shard().counters().duplicate_pushes;
+        stats.refused_messages += lane->refused_messages();
+      });
+    }
+    return stats;
+  }
+
+  Result<std::vector<std::byte>> SaveState() override {
+    std::vector<std::byte> all;
+    for (const auto& lane : lanes_) {
+      Result<std::vector<std::byte>> saved = Internal("not run");
+      OnLane(*lane, [&] { saved = lane->shard().residuals().Save(); });
+      if (!saved.ok()) return saved.status();
+      const auto size = static_cast<std::uint64_t>(saved->size());
+      const ByteView length = AsBytes(std::span(&size, 1));
+      all.insert(all.end(), length.begin(), length.end());
+      all.insert(all.end(), saved->begin(), saved->end());
+    }
+    return all;
+  }
+
+  Status RestoreState(ByteView saved) override {
+    // Every lane takes all; a lane uses what its units cover.
+    while (!saved.empty()) {
+      if (saved.size() < sizeof(std::uint64_t)) return CorruptData("saved state is cut short");
+      const auto size = LoadLe<std::uint64_t>(saved.data());
+      saved = saved.subspan(sizeof(std::uint64_t));
+      if (size > saved.size()) {
+        return CorruptData(fmt::format("saved state has {} bytes left, expected {}", saved.size(),
+                                       size));
+      }
+      const ByteView part = saved.first(size);
+      saved = saved.subspan(size);
+      for (const auto& lane : lanes_) {
+        Status status;
+        OnLane(*lane, [&] { status = lane->shard().residuals().Restore(part); });
+        GRADWIRE_RETURN_IF_ERROR(status);
+      }
+    }
+    return Status::Ok();
+  }
+
+  std::vector<float> ReadResidual(const std::string& tensor, std::uint64_t count) override {
+    std::vector<float> sum(count, 0.0F);
+    for (const auto& lane : lanes_) {
+      OnLane(*lane, [&] {
+        // Lanes own disjoint ranges and have zeros elsewhere.
+        const std::vector<float> part = lane->shard().residuals().Read(tensor, count);
+        for (std::size_t i = 0; i < count; ++i) sum[i] += part[i];
+      });
+    }
+    return sum;
+  }
+
+ private:
+  static int Threads(const Config& config) {
+    if (config.server.threads) return static_cast<int>(*config.server.threads);
+    // With few cores the lane's own thread sums faster than one that has to be woken for it
+    // (docs/results); with many, sums of different keys run side by side.
+    const unsigned cores = std::thread::hardware_concurrency();
+    return cores <= 4 ? 0 : static_cast<int>(cores / 2);
+  }
+
+  // Runs the task on the lane's thread and waits, or here if the thread has ended.
+  template <typename Task>
+  void OnLane(Lane& lane, Task&& task) const {
+    {
+      const std::lock_guard lock(mu_);
+      if (shut_down_) {
+        task();
+        return;
+      }
+    }
+    std::mutex mu;
+    std::condition_variable done;
+    bool ran = false;
+    lane.loop().Post([&] {
+      task();
+      const std::lock_guard lock(mu);
+      ran = true;
+      done.notify_all();
+    });
+    std::unique_lock lock(mu);
+    done.wait(lock, [&] { return ran; });
+  }
+
+  void Shutdown(int linger_ms) {
+    {
+      const std::lock_guard lock(mu_);
+      if (shut_down_) return;
+    }
+    // Loops first: they post to the executor. What it still finishes is dropped with the loops.
+    for (auto& lane : lanes_) lane->Stop(linger_ms);
+    executor_ = nullptr;
+    const std::lock_guard lock(mu_);
+    shut_down_ = true;
+  }
+
+  void OnLaneFailed(Status status) override {
+    for (auto& lane : lanes_) {
+      Lane* const each = lane.get();
+      each->loop().Post([each, status] { each->Announce(status); });
+    }
+    // Behind the announcements, so that Run does not end before they are queued.
+    lanes_.back()->loop().Post([this, status] {
+      const std::lock_guard lock(mu_);
+      if (error_.ok()) error_ = status;
+      changed_.notify_all();
+    });
+  }
+
+  void OnLaneFinished(std::uint32_t lane) override {
+    LogDebug("lane {}: every worker has said goodbye", lane);
+    const std::lock_guard lock(mu_);
+    ++finished_lanes_;
+    changed_.notify_all();
+  }
+
+  void InstallOnAllLanes(std::shared_ptr<const Plan> plan) override {
+    const auto left = std::make_shared<std::atomic<std::size_t>>(lanes_.size());
+    for (auto& lane : lanes_) {
+      Lane* const each = lane.get();
+      each->loop().Post([this, each, plan, left] {
+        if (const Status status = each->InstallPlan(plan); !status.ok()) {
+          OnLaneFailed(status);
+          return;
+        }
+        if (left->fetch_sub(1) != 1) return;
+        Lane* const first = lanes_.front().get();
+        first->loop().Post([first, plan] { first->OnPlanInstalled(plan->version); });
+      });
+    }
+  }
+
+  const Config config_;
+  const std::uint32_t index_;
+  CodecCache codecs_;
+  BufferPool pool_;
+  std::unique_ptr<Executor> executor_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::string address_;
+
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+  Status error_;                     // guarded by mu_
+  std::size_t finished_lanes_ = 0;   // guarded by mu_
+  bool stopped_ = false;             // guarded by mu_
+  bool shut_down_ = false;           // guarded by mu_
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_t index) {
+  if (!IsLoopback(config.server.bind) && !config.security.insecure) {
+    return InvalidArgument(fmt::format(
+        "server.bind is {}, which others can reach, and nothing keeps strangers out: set "
+        "security.insecure to true if that is meant",
+        config.server.bind));
+  }
+  const auto port = PortOf(config.endpoint);
+  if (!port.ok()) return port.status();
+  ZmqLoopOptions options;
+  options.max_message_bytes = kMaxMessageBytes;
+  options.dead_after_ms = config.timeouts.dead_after_ms;
+  std::vector<std::unique_ptr<Loop>> loops;
+  std::vector<std::string> addresses;
+  for (std::uint32_t l = 0; l < config.server.lanes; ++l) {
+    loops.push_back(MakeZmqLoop(options));
+    const bool is_root_lane = index == 0 && l == 0;
+    addresses.push_back(
+        fmt::format("tcp://{}:{}", config.server.bind, is_root_lane ? *port : "0"));
+  }
+  return Start(config, index, std::move(loops), std::move(addresses));
+}
+
+Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_t index,
+                                              std::vector<std::unique_ptr<Loop>> lanes,
+                                              std::vector<std::string> addresses) {
+  if (index >= config.job.servers) {
+    return InvalidArgument(fmt::format("server index {} is out of range: the job has {} server(s)",
+                                       index, config.job.servers));
+  }
+  if (lanes.size() != config.server.lanes || addresses.size() != lanes.size()) {
+    return InvalidArgument(fmt::format("{} loops and {} addresses for {} lanes", lanes.size(),
+                                       addresses.size(), config.server.lanes));
+  }
+  auto server = std::make_unique<ServerImpl>(config, index);
+  GRADWIRE_RETURN_IF_ERROR(server->Init(std::move(lanes), addresses));
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace gradwire

@@ -1,0 +1,309 @@
+#include "server/shard.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/base/random.h"
+#include "common/plan/units.h"
+
+namespace gradwire {
+
+struct Shard::Key {
+  const Unit* unit = nullptr;
+  RoundState state = RoundState::kCollecting;
+  std::uint64_t round = 0;  // the open one
+  std::uint64_t step = 0;   // what the first push of the round said; others must agree
+  std::uint32_t phase = 0;
+  std::uint32_t present = 0;
+  std::vector<Contribution> contributions;  // [rank]
+
+  // Of the phase that holds in the open round.
+  std::uint32_t prepared_phase = UINT32_MAX;
+  const Compressor* uplink = nullptr;
+  const Compressor* downlink = nullptr;
+  Residual* residual = nullptr;
+
+  bool has_kept = false;  // the reply of round - 1
+  ReduceOutput kept;
+  std::uint64_t kept_step = 0;
+  std::uint32_t kept_phase = 0;
+
+  // The reduction under way: what it reads, with the plan it points into, and what came of it.
+  ReduceInput input;
+  std::shared_ptr<const Plan> input_plan;
+  Status outcome;
+  ReduceOutput result;
+};
+
+Shard::Shard(const Options& options, CodecCache& codecs, Executor& executor, BufferPool& pool,
+             std::function<void(std::function<void()>)> post, ShardOutput& output)
+    : options_(options),
+      codecs_(codecs),
+      executor_(executor),
+      pool_(pool),
+      post_(std::move(post)),
+      output_(output) {}
+
+Shard::~Shard() = default;
+
+Status Shard::InstallPlan(std::shared_ptr<const Plan> plan) {
+  if (plan_ != nullptr && plan->version <= plan_->version) return Status::Ok();
+  keys_.resize(plan->units.size());
+  for (const Unit& unit : plan->units) {
+    if (unit.server != options_.server || unit.lane != options_.lane) continue;
+    std::unique_ptr<Key>& key = keys_[unit.key];
+    if (key == nullptr) {
+      key = std::make_unique<Key>();
+      key->contributions.resize(options_.num_workers);
+    }
+    key->unit = &unit;
+    for (const Phase& phase : unit.phases) {
+      for (const std::string& spec : {phase.uplink, phase.downlink}) {
+        const auto codec = codecs_.GetFor(spec, unit.dtype);
+        if (!codec.ok()) return codec.status();
+      }
+    }
+  }
+  plan_ = std::move(plan);
+  return Status::Ok();
+}
+
+Shard::Key* Shard::Find(std::uint64_t key) {
+  return key < keys_.size() ? keys_[key].get() : nullptr;
+}
+
+std::string Shard::Describe(const Key& key) const {
+  return fmt::format("tensor {} (key {})", DescribeUnit(*plan_, *key.unit), key.unit->key);
+}
+
+Status Shard::Check(const Key& key, std::uint32_t rank, const Header& header,
+                    const Payload& payload) const {
+  if (header.plan_version > plan_->version) {
+    return CorruptData(fmt::format("push of rank {} for {} has plan version {}, the server has {}",
+                                   rank, Describe(key), header.plan_version, plan_->version));
+  }
+  if (header.round != key.round) {
+    return CorruptData(fmt::format("push of rank {} for {} is of round {}, expected {}", rank,
+                                   Describe(key), header.round, key.round));
+  }
+  if (header.phase >= key.unit->phases.size() ||
+      header.phase != key.unit->PhaseAt(header.step)) {
+    return CorruptData(fmt::format("push of rank {} for {} in step {} is of phase {}, expected {}",
+                                   rank, Describe(key), header.step, header.phase,
+                                   key.unit->PhaseAt(header.step)));
+  }
+  if (key.present > 0 && header.step != key.step) {
+    return InvalidArgument(
+        fmt::format("{}: rank {} pushes it in step {}, other ranks in step {} (round {})",
+                    Describe(key), rank, header.step, key.step, key.round));
+  }
+  if (header.nonfinite) {
+    if (payload.empty()) return Status::Ok();
+    return CorruptData(fmt::format("push of rank {} for {} is marked non-finite but has {} bytes",
+                                   rank, Describe(key), payload.size()));
+  }
+  const Unit& unit = *key.unit;
+  if (unit.op == ReduceOp::kBroadcast && payload.empty()) return Status::Ok();
+  if (IsTypedReduction(unit, header.phase)) {
+    if (payload.size() == unit.raw_bytes()) return Status::Ok();
+    return CorruptData(fmt::format("push of rank {} for {} is {} bytes, expected {}", rank,
+                                   Describe(key), payload.size(), unit.raw_bytes()));
+  }
+  const auto codec = codecs_.GetFor(unit.phases[header.phase].uplink, unit.dtype);
+  if (!codec.ok()) return codec.status();
+  const Status valid = (*codec)->Validate(payload.bytes, unit.num_elements);
+  if (valid.ok()) return valid;
+  return {valid.code(), fmt::format("push of rank {} for {}, round {}: {}", rank, Describe(key),
+                                    header.round, valid.message())};
+}
+
+void Shard::OnPush(std::uint32_t rank, const Header& header, Payload payload) {
+  Key* const key = Find(header.key);
+  if (key == nullptr) {
+    output_.Fail(CorruptData(fmt::format("push of rank {} for key {}, which server {} lane {} does "
+                                         "not own",
+                                         rank, header.key, options_.server, options_.lane)));
+    return;
+  }
+  if (key->has_kept && header.round + 1 == key->round) {
+    ++counters_.duplicate_pushes;
+    SendKept(*key, rank);
+    return;
+  }
+  if (header.round == key->round &&
+      key->contributions[rank].state != Contribution::State::kAbsent) {
+    ++counters_.duplicate_pushes;
+    return;
+  }
+  if (Status status = Check(*key, rank, header, payload); !status.ok()) {
+    output_.Fail(std::move(status));
+    return;
+  }
+  if (key->present == 0) {
+    key->step = header.step;
+    key->phase = header.phase;
+  }
+  key->contributions[rank] = {header.nonfinite ? Contribution::State::kNonfinite
+                                               : Contribution::State::kPayload,
+                              std::move(payload)};
+  if (++key->present == options_.num_workers) Close(*key);
+}
+
+Status Shard::Prepare(Key& key) {
+  if (key.prepared_phase == key.phase) return Status::Ok();
+  const Unit& unit = *key.unit;
+  const Phase& phase = unit.phases[key.phase];
+  if (IsTypedReduction(unit, key.phase)) {
+    key.uplink = nullptr;
+    key.downlink = nullptr;
+    key.residual = nullptr;
+  } else {
+    const auto uplink = codecs_.GetFor(phase.uplink, unit.dtype);
+    if (!uplink.ok()) return uplink.status();
+    const auto downlink = codecs_.GetFor(phase.downlink, unit.dtype);
+    if (!downlink.ok()) return downlink.status();
+    key.uplink = *uplink;
+    key.downlink = *downlink;
+    key.residual = nullptr;
+    if (phase.downlink_feedback) {
+      const auto residual = residuals_.Get(unit.key, RangesOf(*plan_, unit), *key.downlink);
+      if (!residual.ok()) return residual.status();
+      GRADWIRE_RETURN_IF_ERROR(residuals_.ChangeCodec(unit.key, *key.downlink));
+      key.residual = *residual;
+    }
+  }
+  key.prepared_phase = key.phase;
+  return Status::Ok();
+}
+
+void Shard::Close(Key& key) {
+  key.state = RoundState::kReducing;
+  if (Status status = Prepare(key); !status.ok()) {
+    output_.Fail(std::move(status));
+    return;
+  }
+  key.input.unit = key.unit;
+  key.input.contributions = key.contributions;
+  key.input.uplink = key.uplink;
+  key.input.downlink = key.downlink;
+  key.input.residual = key.residual;
+  // The server's own stream: no worker has the rank num_workers.
+  key.input.context.stream_seed = HashCombine(
+      HashCombine(HashCombine(options_.seed, key.unit->key), key.round), options_.num_workers);
+  key.input_plan = plan_;
+
+  const bool inline_work = executor_.concurrency() == 0;
+  executor_.Post([this, &key] {
+    auto result = Reduce(key.input, pool_);
+    if (result.ok()) {
+      key.result = std::move(result).value();
+      key.outcome = Status::Ok();
+    } else {
+      key.outcome = result.status();
+    }
+    if (executor_.concurrency() > 0) post_([this, &key] { Finish(key); });
+  });
+  if (inline_work) Finish(key);
+}
+
+void Shard::Abandon() {
+  abandoned_ = true;
+  for (const auto& key : keys_) {
+    if (key == nullptr || key->state == RoundState::kReducing) continue;
+    for (Contribution& contribution : key->contributions) contribution = {};
+    key->kept = {};
+  }
+}
+
+void Shard::Finish(Key& key) {
+  if (abandoned_) {
+    for (Contribution& contribution : key.contributions) contribution = {};
+    return;
+  }
+  if (!key.outcome.ok()) {
+    output_.Fail({key.outcome.code(), fmt::format("{}, round {}: {}", Describe(key), key.round,
+                                                  key.outcome.message())});
+    return;
+  }
+  ++counters_.rounds;
+  if (key.result.kind == ReplyKind::kNonfinite) {
+    ++counters_.nonfinite_rounds;
+    std::string ranks;
+    for (std::size_t i = 0; i + 4 <= key.result.payload.size(); i += 4) {
+      ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ",
+                           LoadLe<std::uint32_t>(key.result.payload.bytes.data() + i));
+    }
+    LogWarn("{}, step {}: void round, not finite on rank(s) {}", Describe(key), key.step,
+            ranks.empty() ? "none (the sum overflows)" : ranks);
+  }
+  for (Contribution& contribution : key.contributions) contribution = {};
+  key.kept = std::move(key.result);
+  key.result = {};
+  key.kept_step = key.step;
+  key.kept_phase = key.phase;
+  key.has_kept = true;
+  key.present = 0;
+  ++key.round;
+  key.state = RoundState::kCollecting;
+  for (std::uint32_t rank = 0; rank < options_.num_workers; ++rank) SendKept(key, rank);
+}
+
+void Shard::SendKept(const Key& key, std::uint32_t rank) {
+  Header header;
+  header.kind = MessageKind::kReply;
+  header.plan_version = plan_->version;
+  header.phase = key.kept_phase;
+  header.step = key.kept_step;
+  header.round = key.round - 1;
+  header.key = key.unit->key;
+  header.reply = key.kept.kind;
+  output_.Reply(rank, header, key.kept.payload);
+}
+
+void Shard::OnRepull(std::uint32_t rank, const Header& header) {
+  const Key* const key = Find(header.key);
+  if (key == nullptr) {
+    output_.Fail(CorruptData(fmt::format("repull of rank {} for key {}, which server {} lane {} "
+                                         "does not own",
+                                         rank, header.key, options_.server, options_.lane)));
+    return;
+  }
+  if (key->has_kept && header.round + 1 == key->round) {
+    SendKept(*key, rank);
+    return;
+  }
+  if (header.round != key->round) {
+    output_.Fail(CorruptData(fmt::format("repull of rank {} for {} is of round {}, expected {}",
+                                         rank, Describe(*key), header.round, key->round)));
+    return;
+  }
+  if (key->contributions[rank].state != Contribution::State::kAbsent) return;  // answers at close
+  Header again = header;
+  again.kind = MessageKind::kPushAgain;
+  output_.Reply(rank, again, {});
+}
+
+std::string Shard::DescribeOpenRounds() const {
+  constexpr int kMost = 5;
+  std::string text;
+  int open = 0;
+  for (const auto& key : keys_) {
+    if (key == nullptr || key->present == 0) continue;
+    if (++open > kMost) continue;
+    std::string here;
+    std::string missing;
+    for (std::size_t rank = 0; rank < key->contributions.size(); ++rank) {
+      std::string& list =
+          key->contributions[rank].state == Contribution::State::kAbsent ? missing : here;
+      list += fmt::format("{}{}", list.empty() ? "" : ",", rank);
+    }
+    text += fmt::format("{}{} round {}: ranks {} are here, {} missing", text.empty() ? "" : "; ",
+                        Describe(*key), key->round, here, missing.empty() ? "none" : missing);
+  }
+  if (open > kMost) text += fmt::format("; and {} more", open - kMost);
+  return text;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/buffer_pool.h"
+#include "common/base/status.h"
+#include "common/pipeline/executor.h"
+#include "common/wire/header.h"
+#include "common/wire/plan_data.h"
+#include "compressors/codec_cache.h"
+#include "compressors/feedback/residual_store.h"
+#include "server/reduce.h"
+
+namespace gradwire {
+
+/// Where a round of a key stands.
+enum class RoundState {
+  kCollecting,  // some ranks' pushes are missing
+  kReducing,    // all are there and an executor works on them
+};
+
+/// What a shard wants said to a worker, or to everyone. Called on the shard's thread.
+class ShardOutput {
+ public:
+  virtual ~ShardOutput() = default;
+  virtual void Reply(std::uint32_t rank, const Header& header, const Payload& payload) = 0;
+  /// The contract between the workers is broken: the job ends with this error.
+  virtual void Fail(Status status) = 0;
+};
+
+struct ShardCounters {
+  std::uint64_t rounds = 0;
+  std::uint64_t nonfinite_rounds = 0;
+  std::uint64_t duplicate_pushes = 0;
+};
+
+/// The keys of one lane and their rounds. One round is open for a key; the reply of the round
+/// before is kept until the open one closes, which is when every worker has had it.
+/// Threads: the lane's only, apart from the executor's tasks, which touch a key in kReducing.
+class Shard {
+ public:
+  struct Options {
+    std::uint32_t server = 0;
+    std::uint32_t lane = 0;
+    std::uint32_t num_workers = 1;
+    std::uint64_t seed = 1;
+  };
+
+  /// `post` runs a task on the lane's thread. All references outlive the shard.
+  Shard(const Options& options, CodecCache& codecs, Executor& executor, BufferPool& pool,
+        std::function<void(std::function<void()>)> post, ShardOutput& output);
+  ~Shard();
+
+  /// Takes the keys that a plan gives this lane. Later plans only append.
+  Status InstallPlan(std::shared_ptr<const Plan> plan);
+
+  /// A push of a rank that is attached. Duplicates are counted and answered from the kept reply;
+  /// whatever breaks the contract fails the job, naming tensor, rank and both values.
+  void OnPush(std::uint32_t rank, const Header& header, Payload payload);
+  /// A worker came back and still waits for (key, round).
+  void OnRepull(std::uint32_t rank, const Header& header);
+
+  /// The job has failed: lets go of every payload that no reduction is reading.
+  void Abandon();
+
+  /// Open rounds with the ranks that are missing, for stall reports; empty if nothing waits.
+  std::string DescribeOpenRounds() const;
+
+  ResidualStore& residuals() { return residuals_; }
+  const ShardCounters& counters() const { return counters_; }
+
+ private:
+  struct Key;
+
+  Key* Find(std::uint64_t key);
+  std::string Describe(const Key& key) const;
+  Status Check(const Key& key, std::uint32_t rank, const Header& header,
+               const Payload& payload) const;
+  Status Prepare(Key& key);
+  void Close(Key& key);
+  void Finish(Key& key);
+  void SendKept(const Key& key, std::uint32_t rank);
+
+  const Options options_;
+  CodecCache& codecs_;
+  Executor& executor_;
+  BufferPool& pool_;
+  const std::function<void(std::function<void()>)> post_;
+  ShardOutput& output_;
+  ResidualStore residuals_;
+  ShardCounters counters_;
+  bool abandoned_ = false;
+  std::shared_ptr<const Plan> plan_;
+  std::vector<std::unique_ptr<Key>> keys_;  // [key]; null where another lane owns it
+};
+
+}  // namespace gradwire
