@@ -10,12 +10,22 @@
 
 namespace gradwire {
 
+/// Of a plan at most, so that nobody's declarations can take all memory: 262144 units of 1 MiB are
+/// 256 GiB of gradients.
+inline constexpr std::size_t kMaxPlanUnits = std::size_t{1} << 18;
+inline constexpr std::size_t kMaxPlanTensors = std::size_t{1} << 17;
+
+/// fp32 bytes of a unit under `bytes: auto`: for compressors that keep half of the bytes or more in
+/// either direction, and for stronger ones.
+inline constexpr std::uint64_t kAutoPlainUnitBytes = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t kAutoStrongUnitBytes = std::uint64_t{2} << 20;
+
 /// What a plan is made from, beside the declarations.
 struct PlanOptions {
   std::uint32_t num_workers = 1;
   std::uint32_t num_servers = 1;
   std::uint32_t lanes_per_server = 1;
-  std::uint64_t partition_bytes = 0;  // fp32 bytes of a unit; 0: auto, by compressor
+  std::uint64_t partition_bytes = 0;     // fp32 bytes of a unit; 0: auto, by compressor
   std::uint64_t fuse_below = 64 * 1024;  // bytes; tensors below it are fused
   CompressionRules compression;
 };
@@ -24,24 +34,52 @@ struct PlanOptions {
 Plan EmptyPlan(const PlanOptions& options);
 
 /// Returns the next version with the batch appended. Units:
-/// - Tensors of at least fuse_below bytes are cut into units of the partition size (auto: 1 MiB of
-///   fp32 for `none`, fp16 and bf16, 2 MiB for stronger compressors), multiples of kBlockElements,
-///   the last one smaller. Smaller ones of equal dtype, op and compression are fused in declared
-///   order up to that size. Zero-element tensors get no unit.
-/// - min_bytes applies to the unit. Integers and broadcasts go under `none`.
-/// - Placement is by wire bytes, longest first, onto the least loaded (server, lane); what the plan
-///   already has stays where it is.
-/// Errors: InvalidArgument naming the tensor: declared before, a compressor that doesn't exist,
-/// feedback refused, integer average of ... (see docs).
+/// - Tensors of at least fuse_below bytes (at their dtype) are cut into units of the partition size
+///   (auto: 1 MiB of fp32 for `none`, fp16 and bf16, 2 MiB for stronger compressors), multiples of
+///   kBlockElements, the last one smaller. Smaller ones of equal dtype, op and compression are
+///   fused in declared order up to that size. Other dtypes take the element count of the fp32 size.
+///   Zero-element tensors get no unit.
+/// - min_bytes applies to the unit. Integers and broadcasts go under `none`, as does everything
+///   before warmup_steps. An exact compressor has no feedback: there is nothing to keep.
+/// - Placement is by wire bytes, longest first, onto the least loaded server and there the least
+///   loaded lane; what the plan already has stays where it is. Broadcasts, which come once, are
+///   balanced among themselves.
+/// Units (keys, members, phases) do not depend on the number of workers, servers and lanes.
+/// Errors: InvalidArgument naming the tensor: no name, declared before, too large, a compressor
+/// that doesn't exist or is given wrong parameters; options that don't fit the plan.
 Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> batch,
                         const PlanOptions& options, const CompressorRegistry& registry);
 
-/// A readable table: a line a unit, then bytes for each server and lane.
-std::string DescribePlan(const Plan& plan);
-/// Two lines for the banner.
-std::string SummarizePlan(const Plan& plan);
+/// Returns the next version with the batch appended as the saved plan has it (`plan: file`): the
+/// same units, phases and placement, whatever the options say of partitions and compression.
+/// Errors: InvalidArgument naming the tensor and both values if the saved plan has another tensor
+/// at this place, or none; if it fuses tensors of this batch with those of another; if it is for
+/// another number of workers, servers or lanes; if a compressor doesn't exist.
+Result<Plan> ReplayPlan(const Plan& plan, std::span<const TensorDeclaration> batch,
+                        const Plan& saved, const PlanOptions& options,
+                        const CompressorRegistry& registry = BuiltinCompressors());
 
-/// Errors: Unavailable with path and reason; CorruptData for a damaged file.
+/// Payload bytes of a unit between one worker and its server in one round: an upper bound, exact
+/// for compressors of fixed size.
+struct UnitBytes {
+  std::uint64_t uplink = 0;
+  std::uint64_t downlink = 0;
+};
+
+/// Errors: InvalidArgument for a compressor that doesn't exist.
+Result<UnitBytes> WireBytes(const Unit& unit, const Phase& phase,
+                            const CompressorRegistry& registry);
+
+/// A readable table: a line a unit, then units and payload bytes a round for each server and lane.
+/// Compressors that the registry doesn't know count with their raw bytes.
+std::string DescribePlan(const Plan& plan,
+                         const CompressorRegistry& registry = BuiltinCompressors());
+/// Two lines for the banner.
+std::string SummarizePlan(const Plan& plan,
+                          const CompressorRegistry& registry = BuiltinCompressors());
+
+/// A plan in a file: a magic, the length, Serialize(plan), a checksum. The file appears whole or
+/// not at all. Errors: Unavailable with path and reason; CorruptData for a damaged file.
 Status SavePlan(const Plan& plan, const std::string& path);
 Result<Plan> LoadPlan(const std::string& path);
 

@@ -1,0 +1,144 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/plan/plan.h"
+#include "common/plan/units.h"
+
+namespace gradwire {
+namespace {
+
+/// "onebit+ef"; with several phases "none until step 100, then onebit+ef".
+std::string FormatLink(const Unit& unit, bool is_uplink) {
+  std::string text;
+  for (std::size_t i = 0; i < unit.phases.size(); ++i) {
+    const Phase& phase = unit.phases[i];
+    if (i > 0) text += fmt::format(" until step {}, then ", phase.first_step);
+    text += is_uplink ? phase.uplink : phase.downlink;
+    if (is_uplink ? phase.uplink_feedback : phase.downlink_feedback) text += "+ef";
+  }
+  return text;
+}
+
+std::string FormatBytes(std::uint64_t bytes) {
+  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  return fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+UnitBytes SteadyBytes(const Unit& unit, const CompressorRegistry& registry) {
+  const auto bytes = WireBytes(unit, unit.phases.back(), registry);
+  return bytes.ok() ? *bytes : UnitBytes{unit.raw_bytes(), unit.raw_bytes()};
+}
+
+/// Text in columns: each is as wide as its widest cell, numbers to the right.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> head) { Add(std::move(head)); }
+  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+
+  std::string ToString(std::size_t num_right_aligned) const {
+    std::vector<std::size_t> widths(rows_.front().size(), 0);
+    for (const auto& row : rows_) {
+      for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+    }
+    std::string text;
+    for (const auto& row : rows_) {
+      for (std::size_t c = 0; c < row.size(); ++c) {
+        if (c < num_right_aligned) {
+          text += fmt::format("{:>{}}  ", row[c], widths[c]);
+        } else if (c + 1 < row.size()) {
+          text += fmt::format("{:<{}}  ", row[c], widths[c]);
+        } else {
+          text += row[c];
+        }
+      }
+      while (text.back() == ' ') text.pop_back();
+      text += '\n';
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace
+
+std::string DescribePlan(const Plan& plan, const CompressorRegistry& registry) {
+  struct LaneLoad {
+    std::uint64_t units = 0;
+    std::uint64_t broadcasts = 0;
+    UnitBytes bytes;
+  };
+  std::vector<LaneLoad> lanes(std::size_t{plan.num_servers} * plan.lanes_per_server);
+  Table units({"key", "elements", "priority", "server", "lane", "dtype", "operation", "uplink",
+               "downlink", "tensors"});
+  for (const Unit& unit : plan.units) {
+    units.Add({std::to_string(unit.key), std::to_string(unit.num_elements),
+               std::to_string(unit.priority), std::to_string(unit.server),
+               std::to_string(unit.lane), std::string(DTypeName(unit.dtype)),
+               std::string(ReduceOpName(unit.op)), FormatLink(unit, true), FormatLink(unit, false),
+               DescribeUnit(plan, unit)});
+    LaneLoad& lane = lanes[std::size_t{unit.server} * plan.lanes_per_server + unit.lane];
+    if (unit.op == ReduceOp::kBroadcast) {
+      ++lane.broadcasts;
+      continue;
+    }
+    const UnitBytes bytes = SteadyBytes(unit, registry);
+    ++lane.units;
+    lane.bytes.uplink += bytes.uplink;
+    lane.bytes.downlink += bytes.downlink;
+  }
+  Table load({"server", "lane", "units", "broadcasts", "uplink bytes", "downlink bytes"});
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    load.Add({std::to_string(i / plan.lanes_per_server), std::to_string(i % plan.lanes_per_server),
+              std::to_string(lanes[i].units), std::to_string(lanes[i].broadcasts),
+              std::to_string(lanes[i].bytes.uplink), std::to_string(lanes[i].bytes.downlink)});
+  }
+  return fmt::format(
+      "plan version {} for {} workers: {} tensors in {} units\n{}\n"
+      "of one worker in one round, without broadcasts:\n{}",
+      plan.version, plan.num_workers, plan.tensors.size(), plan.units.size(), units.ToString(5),
+      load.ToString(6));
+}
+
+std::string SummarizePlan(const Plan& plan, const CompressorRegistry& registry) {
+  std::uint64_t raw = 0;
+  UnitBytes wire;
+  std::vector<std::uint64_t> lanes(std::size_t{plan.num_servers} * plan.lanes_per_server, 0);
+  for (const Unit& unit : plan.units) {
+    if (unit.op == ReduceOp::kBroadcast) continue;
+    const UnitBytes bytes = SteadyBytes(unit, registry);
+    raw += unit.raw_bytes();
+    wire.uplink += bytes.uplink;
+    wire.downlink += bytes.downlink;
+    lanes[std::size_t{unit.server} * plan.lanes_per_server + unit.lane] +=
+        bytes.uplink + bytes.downlink;
+  }
+  const auto ratio = [&](std::uint64_t bytes) {
+    return bytes == 0 ? 1.0 : static_cast<double>(raw) / static_cast<double>(bytes);
+  };
+  const std::uint64_t total = wire.uplink + wire.downlink;
+  const double mean = static_cast<double>(total) / static_cast<double>(lanes.size());
+  const double heaviest =
+      total == 0 ? 1.0 : static_cast<double>(*std::max_element(lanes.begin(), lanes.end())) / mean;
+  return fmt::format(
+      "plan version {}: {} tensors in {} units, {} of gradients a step; {} workers, {} servers of "
+      "{} "
+      "lanes\n"
+      "a worker sends {} (1/{:.1f}) and receives {} (1/{:.1f}) a step; heaviest lane {:.2f} of the "
+      "mean",
+      plan.version, plan.tensors.size(), plan.units.size(), FormatBytes(raw), plan.num_workers,
+      plan.num_servers, plan.lanes_per_server, FormatBytes(wire.uplink), ratio(wire.uplink),
+      FormatBytes(wire.downlink), ratio(wire.downlink), heaviest);
+}
+
+}  // namespace gradwire
