@@ -1,0 +1,267 @@
+// gradwire-train: trains a small network on Fashion-MNIST, alone or together with other workers.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/log.h"
+#include "common/config/config.h"
+#include "common/config/process.h"
+#include "worker/client/client.h"
+#include "worker/trainer/dataset.h"
+#include "worker/trainer/kernels.h"
+#include "worker/trainer/local_client.h"
+#include "worker/trainer/model.h"
+#include "worker/trainer/schedule.h"
+#include "worker/trainer/trainer.h"
+
+namespace gradwire::trainer {
+namespace {
+
+struct Arguments {
+  ProcessOptions process;
+  std::optional<std::uint32_t> rank;
+  bool standalone = false;
+  std::string model = "mlp";
+  std::string data_dir = kDefaultDataDir;
+  std::size_t train_limit = 0;
+  std::size_t test_limit = 0;
+  std::optional<std::uint64_t> steps;
+  double epochs = 1.0;
+  std::size_t batch = 64;
+  double rate = 0.05;
+  double momentum = 0.9;
+  double weight_decay = 0.0;
+  std::optional<std::uint64_t> warmup;
+  std::optional<std::uint64_t> seed;
+  std::string json_path;
+  double progress_every_s = 5.0;
+};
+
+void AddOptions(CLI::App& app, Arguments& arguments) {
+  app.add_option("--config", arguments.process.config_path, "YAML file (else GRADWIRE_CONFIG)");
+  app.add_option("--set", arguments.process.assignments, "key=value over the YAML; repeatable")
+      ->allow_extra_args(false);
+  app.add_option("--rank", arguments.rank, "this worker's number (else GRADWIRE_RANK)");
+  app.add_flag("--standalone", arguments.standalone, "train alone, without any server");
+  app.add_option("--model", arguments.model, "mlp or conv")->capture_default_str();
+  app.add_option("--data-dir", arguments.data_dir, "folder with the Fashion-MNIST files")
+      ->capture_default_str();
+  app.add_option("--train-limit", arguments.train_limit, "use the first N training images; 0: all");
+  app.add_option("--test-limit", arguments.test_limit, "use the first N test images; 0: all");
+  CLI::Option* steps = app.add_option("--steps", arguments.steps, "steps to train");
+  app.add_option("--epochs", arguments.epochs, "passes over the training images")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str()
+      ->excludes(steps);
+  app.add_option("--batch", arguments.batch, "samples of each worker in a step")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--lr", arguments.rate, "peak learning rate; falls to 0 along a cosine")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--momentum", arguments.momentum)
+      ->check(CLI::Range(0.0, 0.9999))
+      ->capture_default_str();
+  app.add_option("--weight-decay", arguments.weight_decay, "on weights, not on biases")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--warmup", arguments.warmup,
+                 "steps in which the learning rate rises; default a twentieth, at most 100");
+  app.add_option("--seed", arguments.seed, "of initialization and shuffling; default job.seed");
+  app.add_option("--json", arguments.json_path,
+                 "write the result to this file; by rank 0, or by all if it has {rank} in it");
+  app.add_option("--progress-every", arguments.progress_every_s,
+                 "seconds between progress lines of rank 0; 0: none")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.footer(
+      "Exit codes: 0; 1 failed; 2 usage or configuration; 3 not started in time; 4 stalled;\n"
+      "5 peer lost.");
+}
+
+int Fail(const Status& status, int exit_code) {
+  LogError("{}", status.ToString());
+  return exit_code;
+}
+
+Result<std::uint32_t> FindRank(const Arguments& arguments, const Config& config) {
+  std::uint32_t rank = 0;
+  if (arguments.rank) {
+    rank = *arguments.rank;
+  } else {
+    const auto environment = GradwireEnvironment();
+    const auto found = environment.find("GRADWIRE_RANK");
+    if (found != environment.end()) {
+      const std::string& text = found->second;
+      const char* end = text.data() + text.size();
+      const auto [parsed, error] = std::from_chars(text.data(), end, rank);
+      if (error != std::errc{} || parsed != end) {
+        return InvalidArgument(fmt::format("GRADWIRE_RANK is \"{}\", expected a number", text));
+      }
+    } else if (config.job.workers != 1) {
+      return InvalidArgument(
+          fmt::format("{} workers (job.workers), so which one is this? Give "
+                      "--rank or GRADWIRE_RANK",
+                      config.job.workers));
+    }
+  }
+  if (rank >= config.job.workers) {
+    return InvalidArgument(
+        fmt::format("rank {}, expected below {} (job.workers)", rank, config.job.workers));
+  }
+  return rank;
+}
+
+std::uint64_t StepsOf(const Arguments& arguments, std::size_t samples, std::uint32_t workers) {
+  if (arguments.steps) return *arguments.steps;
+  const double global_batch = static_cast<double>(arguments.batch) * workers;
+  return static_cast<std::uint64_t>(
+      std::ceil(arguments.epochs * static_cast<double>(samples) / global_batch));
+}
+
+void PrintProgress(const Progress& p) {
+  fmt::print(
+      "step {}/{}  loss {:.4f}  {:.2f} steps/s  raw {:.1f} MB/s  wire {:.1f} MB/s  ratio {:.2f}  "
+      "{:.1f} GFLOP/s\n",
+      p.step, p.total_steps, p.loss, p.steps_per_second, p.raw_megabytes_per_second,
+      p.wire_megabytes_per_second, p.ratio, p.gflops);
+  std::fflush(stdout);
+}
+
+void PrintVolume(const char* what, const Volume& v) {
+  fmt::print("{}: pushed {} bytes as {} ({:.2f}), pulled {} bytes as {} ({:.2f})\n", what,
+             v.raw_push_bytes, v.sent_bytes, Ratio(v.raw_push_bytes, v.sent_bytes),
+             v.raw_pull_bytes, v.received_bytes, Ratio(v.raw_pull_bytes, v.received_bytes));
+}
+
+void PrintSummary(const RunSummary& run) {
+  const TrainReport& r = run.report;
+  fmt::print(
+      "{} steps in {:.2f} s (compute {:.2f}, wait {:.2f}, hand-over {:.2f}), {:.1f} GFLOP/s with "
+      "{} kernels\n",
+      r.steps, r.seconds, r.compute_seconds, r.wait_seconds, r.hand_over_seconds, r.gflops(),
+      run.kernels);
+  PrintVolume("gradients", r.gradients);
+  PrintVolume("initial parameters", r.broadcast);
+  fmt::print("loss {:.4f} -> {:.4f}, skipped updates {}, void units {}\n", r.first_loss,
+             r.last_loss, r.skipped_updates, r.nonfinite_units);
+  fmt::print("accuracy {:.4f}  seed {}  digest {:016x}\n", run.accuracy, run.seed, r.digest);
+  std::fflush(stdout);
+}
+
+Status WriteText(const std::string& path, const std::string& text) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return Unavailable(fmt::format("can't write {}", path));
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = std::fclose(file) == 0;
+  if (!written || !closed) return Unavailable(fmt::format("can't write {}", path));
+  return Status::Ok();
+}
+
+Status WriteJson(std::string path, const RunSummary& run) {
+  const std::string kRank = "{rank}";
+  const std::size_t at = path.find(kRank);
+  if (path.empty() || (at == std::string::npos && run.rank != 0)) return Status::Ok();
+  if (at != std::string::npos) path.replace(at, kRank.size(), fmt::format("{}", run.rank));
+  return WriteText(path, ToJson(run));
+}
+
+int Main(int argc, char** argv) {
+  InitLog(LogLevel::kInfo, "worker");
+  Arguments arguments;
+  CLI::App app("Trains a small network on Fashion-MNIST through Gradwire.", "gradwire-train");
+  AddOptions(app, arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+
+  Result<Config> config = LoadProcessConfig(arguments.process);
+  if (!config.ok()) return Fail(config.status(), kExitUsage);
+  if (arguments.standalone) config->job.workers = 1;
+  const Result<std::uint32_t> rank = FindRank(arguments, *config);
+  if (!rank.ok()) return Fail(rank.status(), kExitUsage);
+  InitLog(config->log.level, fmt::format("worker/{}", *rank));
+
+  const Result<Dataset> train =
+      LoadFashionMnist(arguments.data_dir, Split::kTrain, arguments.train_limit);
+  if (!train.ok()) {
+    const bool missing = train.status().code() == StatusCode::kNotFound;
+    return Fail(train.status(), missing ? kExitUsage : kExitFailed);
+  }
+  const std::uint64_t seed = arguments.seed.value_or(config->job.seed);
+  Result<std::unique_ptr<Model>> model = MakeModel(arguments.model, train->height, train->width,
+                                                   train->classes, arguments.batch, seed);
+  if (!model.ok()) return Fail(model.status(), kExitUsage);
+
+  std::unique_ptr<Client> client;
+  if (arguments.standalone) {
+    client = MakeLocalClient();
+  } else {
+    Result<std::unique_ptr<Client>> connected = Client::Connect(*config, *rank);
+    if (!connected.ok()) {
+      return Fail(connected.status(), ExitCodeOf(connected.status(), /*started=*/false));
+    }
+    client = std::move(connected).value();
+  }
+
+  TrainOptions options;
+  options.steps = StepsOf(arguments, train->size(), client->num_workers());
+  options.batch = arguments.batch;
+  options.rate = arguments.rate;
+  options.momentum = arguments.momentum;
+  options.weight_decay = arguments.weight_decay;
+  options.warmup_steps = arguments.warmup.value_or(DefaultWarmup(options.steps));
+  options.seed = seed;
+  if (*rank == 0) {
+    options.progress_every_s = arguments.progress_every_s;
+    options.on_progress = PrintProgress;
+    fmt::print("{} ({} parameters), {} workers, batch {} each, {} steps, seed {}, {} kernels\n",
+               arguments.model, (*model)->num_parameters(), client->num_workers(), options.batch,
+               options.steps, seed, gradwire_nn_variant());
+    std::fflush(stdout);
+  }
+  Result<TrainReport> report = Train(*client, **model, *train, options);
+  if (!report.ok()) return Fail(report.status(), ExitCodeOf(report.status(), /*started=*/true));
+
+  RunSummary run;
+  run.model = arguments.model;
+  run.rank = *rank;
+  run.workers = client->num_workers();
+  run.batch = options.batch;
+  run.seed = seed;
+  run.rate = options.rate;
+  run.num_parameters = (*model)->num_parameters();
+  run.kernels = gradwire_nn_variant();
+  run.uplink = ToString(config->compression.uplink.compressor);
+  run.downlink = ToString(config->compression.downlink.compressor);
+  run.report = *report;
+  // The job is over: nobody has to wait for the evaluation.
+  const Status closed = client->Close();
+  if (!closed.ok()) return Fail(closed, ExitCodeOf(closed, /*started=*/true));
+  if (*rank == 0) {
+    const Result<Dataset> test =
+        LoadFashionMnist(arguments.data_dir, Split::kTest, arguments.test_limit);
+    if (!test.ok()) return Fail(test.status(), kExitFailed);
+    run.has_accuracy = true;
+    run.accuracy = Evaluate(**model, *test);
+    PrintSummary(run);
+  }
+  const Status written = WriteJson(arguments.json_path, run);
+  return written.ok() ? kExitOk : Fail(written, kExitFailed);
+}
+
+}  // namespace
+}  // namespace gradwire::trainer
+
+int main(int argc, char** argv) { return gradwire::trainer::Main(argc, argv); }

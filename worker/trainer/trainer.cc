@@ -1,0 +1,313 @@
+#include "worker/trainer/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "worker/trainer/kernels.h"
+#include "worker/trainer/schedule.h"
+
+namespace gradwire::trainer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// What went by between two moments of a client.
+Volume Between(const ClientStats& before, const ClientStats& after) {
+  return {after.raw_push_bytes - before.raw_push_bytes,
+          after.raw_pull_bytes - before.raw_pull_bytes,
+          after.traffic.sent_bytes - before.traffic.sent_bytes,
+          after.traffic.received_bytes - before.traffic.received_bytes};
+}
+
+Status CheckOptions(const Client& client, const Model& model, const Dataset& data,
+                    const TrainOptions& options) {
+  if (options.batch == 0 || options.batch > model.max_batch()) {
+    return InvalidArgument(
+        fmt::format("batch {}, expected 1 to {}", options.batch, model.max_batch()));
+  }
+  if (!std::isfinite(options.rate) || options.rate < 0.0) {
+    return InvalidArgument(fmt::format("learning rate {}, expected 0 or more", options.rate));
+  }
+  if (!(options.momentum >= 0.0 && options.momentum < 1.0)) {
+    return InvalidArgument(
+        fmt::format("momentum {}, expected at least 0 and below 1", options.momentum));
+  }
+  if (!std::isfinite(options.weight_decay) || options.weight_decay < 0.0) {
+    return InvalidArgument(
+        fmt::format("weight decay {}, expected 0 or more", options.weight_decay));
+  }
+  if (data.size() == 0) return InvalidArgument("no training data");
+  if (client.num_workers() == 0) return InvalidArgument("the client knows of no workers");
+  return Status::Ok();
+}
+
+/// One run; lives as long as Train.
+class Run {
+ public:
+  Run(Client& client, Model& model, const Dataset& data, const TrainOptions& options)
+      : client_(client),
+        model_(model),
+        data_(data),
+        options_(options),
+        rate_{options.rate, options.warmup_steps, options.steps},
+        sampler_(data.size(), options.batch, client.rank(), client.num_workers(), options.seed),
+        pending_(model.parameters().size()),
+        indices_(options.batch),
+        labels_(options.batch) {}
+
+  // The client may read and write the model's gradients until their handles have completed.
+  ~Run() {
+    for (const std::optional<Handle>& handle : pending_) {
+      if (handle) static_cast<void>(client_.Wait(*handle));
+    }
+  }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  Result<TrainReport> Go() {
+    GRADWIRE_RETURN_IF_ERROR(Declare());
+    GRADWIRE_RETURN_IF_ERROR(BroadcastParameters());
+    GRADWIRE_RETURN_IF_ERROR(TrainSteps());
+    GRADWIRE_RETURN_IF_ERROR(CompareDigests());
+    return report_;
+  }
+
+ private:
+  Status Declare() {
+    std::vector<TensorDeclaration> declarations;
+    const auto num_layers = static_cast<std::int32_t>(model_.layers().size());
+    for (const Parameter* p : model_.parameters()) {
+      TensorDeclaration tensor;
+      tensor.name = p->name;
+      tensor.shape = p->shape;
+      tensor.priority = num_layers - static_cast<std::int32_t>(p->layer);
+      declarations.push_back(std::move(tensor));
+    }
+    Result<std::vector<TensorId>> ids = client_.Declare(declarations);
+    GRADWIRE_RETURN_IF_ERROR(ids.status());
+    if (ids->size() != declarations.size()) {
+      return Internal(fmt::format("{} ids for {} tensors", ids->size(), declarations.size()));
+    }
+    ids_ = std::move(*ids);
+    return Status::Ok();
+  }
+
+  Status BroadcastParameters() {
+    const Clock::time_point start = Clock::now();
+    const ClientStats before = client_.stats();
+    std::uint64_t bytes = 0;
+    for (Parameter* p : model_.parameters()) {
+      const MutableBytes value = std::as_writable_bytes(p->value.span());
+      GRADWIRE_RETURN_IF_ERROR(client_.Broadcast(p->name + ".initial", value, 0));
+      bytes += value.size();
+    }
+    // All start together, and nothing of this counts as a gradient round.
+    GRADWIRE_RETURN_IF_ERROR(client_.Barrier());
+    report_.broadcast = Between(before, client_.stats());
+    report_.broadcast.raw_push_bytes = client_.rank() == 0 ? bytes : 0;
+    report_.broadcast.raw_pull_bytes = client_.rank() == 0 ? 0 : bytes;
+    report_.broadcast_seconds = SecondsSince(start);
+    return Status::Ok();
+  }
+
+  Status TrainSteps() {
+    const ClientStats before = client_.stats();
+    start_ = Clock::now();
+    mark_ = start_;
+    mark_stats_ = before;
+    std::vector<double> losses;  // the last ones, for the report
+    constexpr std::size_t kLastLosses = 100;
+    losses.reserve(kLastLosses);
+    for (std::uint64_t step = 0; step < options_.steps; ++step) {
+      double loss = 0.0;
+      GRADWIRE_RETURN_IF_ERROR(TrainStep(step, loss));
+      if (step == 0) report_.first_loss = loss;
+      if (losses.size() < kLastLosses) {
+        losses.push_back(loss);
+      } else {
+        losses[step % kLastLosses] = loss;
+      }
+      report_.steps = step + 1;
+      if (options_.on_step) options_.on_step(step, loss);
+      ReportProgress(loss);
+    }
+    for (std::size_t layer = 0; layer < model_.layers().size(); ++layer) {
+      GRADWIRE_RETURN_IF_ERROR(BringIn(layer));
+    }
+    report_.seconds = SecondsSince(start_);
+    report_.compute_seconds = report_.seconds - report_.wait_seconds - report_.hand_over_seconds;
+    if (!losses.empty()) {
+      report_.last_loss =
+          std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+    }
+    const ClientStats after = client_.stats();
+    report_.gradients = Between(before, after);
+    report_.nonfinite_units = after.nonfinite_units - before.nonfinite_units;
+    return Status::Ok();
+  }
+
+  Status TrainStep(std::uint64_t step, double& loss) {
+    LoadBatch(step);
+    GRADWIRE_RETURN_IF_ERROR(
+        model_.Forward(options_.batch, [this](std::size_t layer) { return BringIn(layer); }));
+    loss = model_.Loss(labels_).loss;
+    pushed_rate_ = static_cast<float>(rate_.At(step));
+    GRADWIRE_RETURN_IF_ERROR(
+        model_.Backward(options_.batch, [this](Parameter& p) { return HandOver(p); }));
+    const Clock::time_point start = Clock::now();
+    const Status ended = client_.EndStep();
+    report_.hand_over_seconds += SecondsSince(start);
+    report_.flops += model_.StepFlops(options_.batch);
+    return ended;
+  }
+
+  void LoadBatch(std::uint64_t step) {
+    sampler_.Batch(step, indices_);
+    const std::size_t size = data_.sample_size();
+    for (std::size_t i = 0; i < indices_.size(); ++i) {
+      data_.Normalize(indices_[i], model_.input().subspan(i * size, size));
+      labels_[i] = data_.labels[indices_[i]];
+    }
+  }
+
+  /// Starts the push-pull of a gradient, in place.
+  Status HandOver(Parameter& p) {
+    const Clock::time_point start = Clock::now();
+    const MutableBytes bytes = std::as_writable_bytes(p.gradient.span());
+    const Result<Handle> handle = client_.PushPullAsync(ids_[p.index], bytes, bytes);
+    report_.hand_over_seconds += SecondsSince(start);
+    GRADWIRE_RETURN_IF_ERROR(handle.status());
+    pending_[p.index] = *handle;
+    return Status::Ok();
+  }
+
+  /// Waits for the gradients of one layer and updates it, with the rate of the step that pushed
+  /// them.
+  Status BringIn(std::size_t layer) {
+    for (Parameter& p : model_.layers()[layer]->parameters()) {
+      if (!pending_[p.index]) continue;
+      const Clock::time_point start = Clock::now();
+      const Handle handle = *pending_[p.index];
+      pending_[p.index].reset();
+      const Status done = client_.Wait(handle);
+      report_.wait_seconds += SecondsSince(start);
+      GRADWIRE_RETURN_IF_ERROR(done);
+      if (gradwire_nn_all_finite(p.gradient.size(), p.gradient.data()) == 0) {
+        ++report_.skipped_updates;
+        continue;
+      }
+      const double decay = p.is_weight() ? options_.weight_decay : 0.0;
+      gradwire_nn_sgd_update(p.gradient.size(), pushed_rate_, static_cast<float>(options_.momentum),
+                             static_cast<float>(decay), p.gradient.data(), p.velocity.data(),
+                             p.value.data());
+    }
+    return Status::Ok();
+  }
+
+  void ReportProgress(double loss) {
+    mark_loss_ += loss;
+    if (options_.progress_every_s <= 0.0 || !options_.on_progress) return;
+    const double seconds = SecondsSince(mark_);
+    if (seconds < options_.progress_every_s && report_.steps != options_.steps) return;
+    const ClientStats stats = client_.stats();
+    const Volume volume = Between(mark_stats_, stats);
+    const auto steps = static_cast<double>(report_.steps - mark_step_);
+    const double idle = report_.wait_seconds + report_.hand_over_seconds;
+    const double compute = seconds - (idle - mark_idle_);
+    const std::uint64_t raw = volume.raw_push_bytes + volume.raw_pull_bytes;
+    const std::uint64_t wire = volume.sent_bytes + volume.received_bytes;
+    Progress progress;
+    progress.step = report_.steps;
+    progress.total_steps = options_.steps;
+    progress.loss = mark_loss_ / steps;
+    progress.steps_per_second = steps / seconds;
+    progress.raw_megabytes_per_second = static_cast<double>(raw) * 1e-6 / seconds;
+    progress.wire_megabytes_per_second = static_cast<double>(wire) * 1e-6 / seconds;
+    progress.ratio = Ratio(raw, wire);
+    progress.gflops = steps * model_.StepFlops(options_.batch) / compute * 1e-9;
+    options_.on_progress(progress);
+    mark_ = Clock::now();
+    mark_stats_ = stats;
+    mark_step_ = report_.steps;
+    mark_idle_ = idle;
+    mark_loss_ = 0.0;
+  }
+
+  /// Every rank tells its digest to all, so that all fail if one differs.
+  Status CompareDigests() {
+    report_.digest = model_.Digest();
+    for (std::uint32_t rank = 0; rank < client_.num_workers(); ++rank) {
+      std::uint64_t theirs = report_.digest;
+      GRADWIRE_RETURN_IF_ERROR(client_.Broadcast(
+          fmt::format("digest.{}", rank), std::as_writable_bytes(std::span(&theirs, 1)), rank));
+      if (theirs != report_.digest && !differs_from_) differs_from_ = {rank, theirs};
+    }
+    if (!differs_from_) return Status::Ok();
+    return Internal(fmt::format(
+        "after {} steps the parameters of rank {} have digest {:016x}, those of rank {} {:016x}",
+        report_.steps, client_.rank(), report_.digest, differs_from_->rank, differs_from_->digest));
+  }
+
+  struct OtherDigest {
+    std::uint32_t rank;
+    std::uint64_t digest;
+  };
+
+  Client& client_;
+  Model& model_;
+  const Dataset& data_;
+  const TrainOptions& options_;
+  const LearningRate rate_;
+  BatchSampler sampler_;
+  std::vector<TensorId> ids_;                   // by Parameter::index
+  std::vector<std::optional<Handle>> pending_;  // by Parameter::index
+  std::vector<std::size_t> indices_;
+  std::vector<std::uint8_t> labels_;
+  float pushed_rate_ = 0.0F;  // of the step whose gradients are pending
+  TrainReport report_;
+  std::optional<OtherDigest> differs_from_;
+
+  Clock::time_point start_;
+  // Where the last progress report was made.
+  Clock::time_point mark_;
+  ClientStats mark_stats_;
+  std::uint64_t mark_step_ = 0;
+  double mark_idle_ = 0.0;
+  double mark_loss_ = 0.0;
+};
+
+}  // namespace
+
+Result<TrainReport> Train(Client& client, Model& model, const Dataset& data,
+                          const TrainOptions& options) {
+  GRADWIRE_RETURN_IF_ERROR(CheckOptions(client, model, data, options));
+  return Run(client, model, data, options).Go();
+}
+
+double Evaluate(Model& model, const Dataset& data) {
+  std::size_t correct = 0;
+  const std::size_t size = data.sample_size();
+  for (std::size_t first = 0; first < data.size(); first += model.max_batch()) {
+    const std::size_t count = std::min(model.max_batch(), data.size() - first);
+    for (std::size_t i = 0; i < count; ++i) {
+      data.Normalize(first + i, model.input().subspan(i * size, size));
+    }
+    // Nothing is pending, so the callback has nothing to do and Forward can't fail.
+    static_cast<void>(model.Forward(count, [](std::size_t) { return Status::Ok(); }));
+    correct += model.Loss(std::span(data.labels).subspan(first, count)).correct;
+  }
+  return data.size() == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(data.size());
+}
+
+}  // namespace gradwire::trainer

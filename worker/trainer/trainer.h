@@ -1,0 +1,129 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "common/base/status.h"
+#include "worker/client/client.h"
+#include "worker/trainer/dataset.h"
+#include "worker/trainer/model.h"
+
+namespace gradwire::trainer {
+
+/// Bytes of gradients and parameters one way or the other, before and after compression.
+struct Volume {
+  std::uint64_t raw_push_bytes = 0;
+  std::uint64_t raw_pull_bytes = 0;
+  std::uint64_t sent_bytes = 0;  // on the wire: frames with the transport's framing
+  std::uint64_t received_bytes = 0;
+};
+
+/// Where a run stands; rates are over the steps since the report before.
+struct Progress {
+  std::uint64_t step = 0;  // steps done
+  std::uint64_t total_steps = 0;
+  double loss = 0.0;  // mean over this worker's batches
+  double steps_per_second = 0.0;
+  double raw_megabytes_per_second = 0.0;  // pushed and pulled
+  double wire_megabytes_per_second = 0.0;
+  double ratio = 0.0;  // raw over wire; 0 if nothing went over a wire
+  double gflops = 0.0;
+};
+
+struct TrainOptions {
+  std::uint64_t steps = 0;
+  std::size_t batch = 64;  // of each worker
+  double rate = 0.05;      // peak
+  double momentum = 0.9;
+  double weight_decay = 0.0;  // on weights, not on biases
+  std::uint64_t warmup_steps = 0;
+  std::uint64_t seed = 1;
+  double progress_every_s = 0.0;  // 0: never
+  std::function<void(const Progress&)> on_progress;
+  /// Called after every step with its loss.
+  std::function<void(std::uint64_t step, double loss)> on_step;
+};
+
+/// What a run did, on this worker.
+struct TrainReport {
+  std::uint64_t steps = 0;
+  double first_loss = 0.0;
+  double last_loss = 0.0;          // mean over the last steps, at most 100
+  double seconds = 0.0;            // of the gradient rounds, without start and evaluation
+  double compute_seconds = 0.0;    // in forward, backward and update
+  double wait_seconds = 0.0;       // in Client::Wait
+  double hand_over_seconds = 0.0;  // in Client::PushPullAsync and EndStep
+  double flops = 0.0;              // of all matrix products; over compute_seconds it is the speed
+  Volume gradients;
+  Volume
+      broadcast;  // of the initial parameters; raw bytes count as pushed on rank 0, else as pulled
+  double broadcast_seconds = 0.0;
+  std::uint64_t skipped_updates = 0;  // tensor updates left out because the gradient wasn't finite
+  std::uint64_t nonfinite_units = 0;  // void rounds that the client counted
+  std::uint64_t digest = 0;           // of the final parameters; equal on all ranks
+
+  double gflops() const { return compute_seconds > 0.0 ? flops / compute_seconds * 1e-9 : 0.0; }
+};
+
+/// Trains `model` together with all workers of `client`.
+///
+/// Flow: tensors are declared (front layers most urgent) and rank 0's parameters broadcast. In
+/// every step a gradient is pushed as soon as Backward has it, last layers first, and the next
+/// Forward waits, layer by layer, just for the gradients of the layer it needs, and updates it
+/// then. There is no barrier at the end of a step. After the last step all updates are brought in,
+/// and the ranks compare their parameters.
+///
+/// A gradient that comes back with a NaN or infinity leaves its tensor and its momentum alone for
+/// that step. All ranks get the same bytes back, so all do the same.
+///
+/// The result depends on model, data, options and num_workers alone (on one type of machine),
+/// never on time or threads, as long as the client's results don't.
+///
+/// Errors: InvalidArgument for options that make no sense; the client's; Internal if the ranks'
+/// final parameters differ. After an error the client's handles are waited for before the return,
+/// because the client may still read the model's memory.
+Result<TrainReport> Train(Client& client, Model& model, const Dataset& data,
+                          const TrainOptions& options);
+
+/// Share of samples that the model classifies right.
+double Evaluate(Model& model, const Dataset& data);
+
+/// A run as it is written to the --json file.
+struct RunSummary {
+  std::string model;
+  std::uint32_t rank = 0;
+  std::uint32_t workers = 1;
+  std::size_t batch = 0;
+  std::uint64_t seed = 0;
+  double rate = 0.0;
+  std::size_t num_parameters = 0;
+  std::string kernels;  // which build of the kernels ran
+  std::string uplink;   // compressors as configured
+  std::string downlink;
+  bool has_accuracy = false;  // rank 0 only
+  double accuracy = 0.0;
+  TrainReport report;
+};
+
+/// One JSON object, a line for each key:
+///   model, rank, workers, batch (of one worker), seed, rate, parameters (how many), kernels,
+///   uplink, downlink (compressors as configured)
+///   steps, seconds (gradient rounds only), steps_per_second
+///   compute_seconds, wait_seconds, hand_over_seconds, gflops
+///   first_loss, last_loss (mean of the last 100 steps at most), accuracy (share of the test set;
+///   null but on rank 0)
+///   gradient_raw_push_bytes, gradient_raw_pull_bytes, gradient_sent_bytes, gradient_received_bytes
+///   push_ratio, pull_ratio (raw over wire bytes; null if nothing went over a wire)
+///   broadcast_raw_push_bytes, broadcast_raw_pull_bytes, broadcast_sent_bytes,
+///   broadcast_received_bytes, broadcast_seconds (initial parameters)
+///   skipped_updates, nonfinite_units
+///   digest (16 hexadecimal digits, a string)
+/// Numbers that are not finite are null.
+std::string ToJson(const RunSummary& run);
+
+/// Raw over wire bytes; 0 if nothing went over a wire.
+double Ratio(std::uint64_t raw_bytes, std::uint64_t wire_bytes);
+
+}  // namespace gradwire::trainer
