@@ -1,0 +1,129 @@
+#!/usr/bin/python3
+"""Trains the same network with and without compression and prints a comparison.
+
+Same seed, steps and learning rate for all runs; the rate falls to 0 at the end, so that the runs are
+compared at rest. Each run is one job of 1 server and 2 workers, started by gradwire-launch.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUNS = [  # name, configuration
+    ("plain", "plain.yaml"),
+    ("onebit", "onebit.yaml"),
+    ("topk 1 %", "topk.yaml"),
+]
+WORKERS = 2
+# Enough for the accuracies to settle; takes about a minute and a half a run on two cores.
+DEFAULT_STEPS = 2000
+
+
+def parse_command_line():
+    parser = argparse.ArgumentParser(prog="quickstart", description=__doc__)
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=64, help="of each worker")
+    parser.add_argument("--lr", type=float, default=0.05, help="the peak")
+    parser.add_argument("--model", choices=("mlp", "conv"), default="mlp")
+    parser.add_argument("--json", metavar="FILE", help="also write all results to this file")
+    options = parser.parse_args()
+    for name in ("steps", "batch"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")
+    return options
+
+
+def run_job(name, config, options, scratch):
+    """Runs one job in the foreground; returns the trainer's result. Exits with its code if it
+    fails."""
+    result = scratch / f"{config}.json"
+    command = [
+        str(ROOT / "scripts" / "gradwire-launch"), "--config", str(ROOT / "configs" / config),
+        "--bin-dir", str(ROOT / "build" / "release" / "bin"), "--servers", "1", "--workers",
+        str(WORKERS), "--free-port", "--log-dir", str(scratch / f"{config}.logs"), "--",
+        "gradwire-train", "--model", options.model, "--steps", str(options.steps), "--batch",
+        str(options.batch), "--lr", str(options.lr), "--seed", str(options.seed), "--json",
+        str(result)]
+    print(f"\n== {name}: configs/{config}, {options.model}, 1 server, {WORKERS} workers", flush=True)
+    # A setting in the caller's environment would go before the files that are compared here.
+    environment = {key: value for key, value in os.environ.items()
+                   if not key.startswith("GRADWIRE_")}
+    launcher = subprocess.Popen(command, env=environment)
+
+    def forward(number, _frame):
+        launcher.send_signal(number)
+
+    # Ctrl-C reaches the launcher from the terminal by itself; here it is only waited for.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGHUP, forward)
+    code = launcher.wait()
+    if code != 0:
+        print(f"\nquickstart: the run '{name}' failed with exit code {code}; what went wrong is said "
+              "above", file=sys.stderr)
+        sys.exit(code)
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+def megabytes(count):
+    return f"{count / 1e6:.2f}"
+
+
+def ratio(raw, wire):
+    return f"{raw / wire:.1f}" if wire else "-"
+
+
+def table(rows):
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for number, row in enumerate(rows):
+        cells = [row[0].ljust(widths[0])] + [cell.rjust(width)
+                                             for cell, width in zip(row[1:], widths[1:])]
+        lines.append("  ".join(cells).rstrip())
+        if number == 0:
+            lines.append("  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def compare(results):
+    plain = results[0][1]["accuracy"]
+    rows = [["run", "test accuracy", "to plain", "push raw MB", "wire MB", "ratio", "pull raw MB",
+             "wire MB", "ratio", "broadcast MB", "seconds", "steps", "seed"]]
+    for name, result in results:
+        push = result["gradient_raw_push_bytes"], result["gradient_sent_bytes"]
+        pull = result["gradient_raw_pull_bytes"], result["gradient_received_bytes"]
+        accuracy = result["accuracy"]
+        rows.append([
+            name, f"{100 * accuracy:.2f} %", f"{100 * (accuracy - plain):+.2f} pp",
+            megabytes(push[0]), megabytes(push[1]), ratio(*push),
+            megabytes(pull[0]), megabytes(pull[1]), ratio(*pull),
+            # Rank 0 sends the first parameters, the others receive them.
+            megabytes(max(result["broadcast_sent_bytes"], result["broadcast_received_bytes"])),
+            f"{result['seconds']:.1f}", str(result["steps"]), str(result["seed"])])
+    return table(rows)
+
+
+def main():
+    options = parse_command_line()
+    with tempfile.TemporaryDirectory(prefix="gradwire-quickstart-") as scratch:
+        results = [(name, run_job(name, config, options, pathlib.Path(scratch)))
+                   for name, config in RUNS]
+    if options.json:
+        pathlib.Path(options.json).write_text(
+            json.dumps(dict(results), indent=2) + "\n", encoding="utf-8")
+    print(f"\nFashion-MNIST, {options.model}, 1 server and {WORKERS} workers on this machine, batch "
+          f"{options.batch} each. Bytes are those\nof rank 0, gradient rounds only; wire bytes include "
+          "headers and framing. MB = 1e6 bytes.\n")
+    print(compare(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
