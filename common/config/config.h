@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/log.h"
@@ -27,8 +28,8 @@ struct Config {
   std::string endpoint = "tcp://127.0.0.1:5701";
 
   struct Server {
-    std::string bind = "127.0.0.1";    // interface address to listen on
-    std::string advertise = "auto";    // host that peers are told; auto: the bind address
+    std::string bind = "127.0.0.1";  // interface address to listen on
+    std::string advertise = "auto";  // host that peers are told; auto: the bind address
     std::uint32_t lanes = 1;
     std::optional<std::uint32_t> threads;  // compute threads; auto: see docs/tuning.md
     bool operator==(const Server&) const = default;
@@ -81,9 +82,11 @@ Result<Config> LoadConfig(const std::string& path);
 /// underscores (GRADWIRE_PARTITION_CREDIT=4MiB). Unknown GRADWIRE_ names are errors, apart from the
 /// process's own (RANK, ROLE, CONFIG, LOG_DIR). `environment` maps name to value.
 /// Errors: InvalidArgument naming variable, text and range.
+/// Threads: as all of these functions, safe. On an error the configuration is unchanged.
 Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config& config);
 
-/// Applies one command-line assignment "partition.credit=4MiB".
+/// Applies one command-line assignment "partition.credit=4MiB". Lists are in YAML's one-line form.
+/// Errors: InvalidArgument naming key, text and range.
 Status ApplyAssignment(const std::string& assignment, Config& config);
 
 /// This process's environment as a map (GRADWIRE_* only).

@@ -1,0 +1,334 @@
+#include "common/config/config.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <exception>
+#include <fstream>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "common/config/keys.h"
+
+extern char** environ;  // NOLINT: POSIX's name
+
+namespace gradwire {
+namespace {
+
+constexpr std::size_t kMaxConfigBytes = std::size_t{1} << 20;
+constexpr std::string_view kPrefix = "GRADWIRE_";
+/// Variables that are a process's own and no part of the configuration.
+constexpr std::string_view kProcessVariables[] = {"GRADWIRE_RANK", "GRADWIRE_ROLE",
+                                                  "GRADWIRE_CONFIG", "GRADWIRE_LOG_DIR"};
+
+/// A value that somebody gave to a key, or to a parameter of a direction's compressor.
+struct Assignment {
+  const Key* key = nullptr;
+  std::string_view link_section;  // of kLinkSections; parameters only
+  std::string parameter;
+  YAML::Node value;
+  std::string where;  // how messages name it: "job.yaml:3: partition.credit"
+};
+
+const Key* FindKey(std::string_view path) {
+  for (const Key& key : Keys()) {
+    if (key.path == path) return &key;
+  }
+  return nullptr;
+}
+
+/// True if there are keys below this path.
+bool IsSection(std::string_view path) {
+  return std::any_of(Keys().begin(), Keys().end(), [&](const Key& key) {
+    return key.path.size() > path.size() + 1 && key.path.starts_with(path) &&
+           key.path[path.size()] == '.';
+  });
+}
+
+/// The names directly below a section; "" is the top.
+std::vector<std::string> NamesBelow(const std::string& section) {
+  const std::string prefix = section.empty() ? "" : section + ".";
+  std::vector<std::string> names;
+  for (const Key& key : Keys()) {
+    if (!key.path.starts_with(prefix)) continue;
+    const std::string rest = key.path.substr(prefix.size());
+    const std::string name = rest.substr(0, rest.find('.'));
+    if (names.empty() || names.back() != name) names.push_back(name);
+  }
+  return names;
+}
+
+/// A hint for a name that is not in its section: a neighbour's name, or the same name elsewhere.
+std::string SuggestionIn(const std::string& section, const std::string& name) {
+  const std::string near = Suggestion(name, NamesBelow(section));
+  if (!near.empty()) return near;
+  for (const Key& key : Keys()) {
+    if (key.path.ends_with("." + name)) return fmt::format(", did you mean '{}'?", key.path);
+  }
+  return "";
+}
+
+/// Parameters come after compressors, whatever order they are written in, since a compressor's name
+/// resets them. Nothing changes if anything is wrong.
+Status Apply(const std::vector<Assignment>& assignments, Config& config) {
+  Config next = config;
+  for (const Assignment& assignment : assignments) {
+    if (assignment.key == nullptr) continue;
+    const Status status = assignment.key->set(assignment.value, next);
+    if (!status.ok()) {
+      return InvalidArgument(fmt::format("{} {}", assignment.where, status.message()));
+    }
+  }
+  for (const Assignment& assignment : assignments) {
+    if (assignment.key != nullptr) continue;
+    const Status status =
+        SetParameter(assignment.parameter, assignment.value, LinkOf(next, assignment.link_section));
+    if (!status.ok()) {
+      return InvalidArgument(fmt::format("{} {}", assignment.where, status.message()));
+    }
+  }
+  for (const std::string_view section : kLinkSections) {
+    if (LinkOf(next, section) == LinkOf(config, section)) continue;
+    const Status status = CheckCompressor(LinkOf(next, section));
+    if (status.ok()) continue;
+    // The last one who touched this direction's compressor is who is told.
+    std::string where;
+    for (const Assignment& assignment : assignments) {
+      const bool is_compressor = assignment.key != nullptr &&
+                                 assignment.key->path == fmt::format("{}.compressor", section);
+      if (is_compressor || assignment.link_section == section) where = assignment.where;
+    }
+    return InvalidArgument(fmt::format("{} {}", where, status.message()));
+  }
+  config = std::move(next);
+  return Status::Ok();
+}
+
+std::string_view LinkSectionOf(std::string_view path) {
+  for (const std::string_view section : kLinkSections) {
+    if (path == section) return section;
+  }
+  return {};
+}
+
+/// "job.yaml:3: partition.credit"
+std::string WhereInFile(const std::string& origin, const YAML::Node& node,
+                        const std::string& path) {
+  return fmt::format("{}:{}: {}", origin, node.Mark().line + 1, path);
+}
+
+/// Collects the assignments of a document, descending through the sections.
+Status Walk(const std::string& origin, const std::string& section, const YAML::Node& node,
+            std::vector<Assignment>& assignments) {
+  if (node.IsNull()) return Status::Ok();
+  if (!node.IsMap()) {
+    return InvalidArgument(
+        fmt::format("{} {}, expected a map with the keys {}",
+                    WhereInFile(origin, node, section.empty() ? "the document" : section),
+                    node.IsScalar() ? fmt::format("is '{}'", node.Scalar()) : "is a list",
+                    fmt::join(NamesBelow(section), ", ")));
+  }
+  std::set<std::string> seen;
+  for (const auto& entry : node) {
+    if (!entry.first.IsScalar()) {
+      return InvalidArgument(
+          fmt::format("{}:{}: a key is no text", origin, entry.first.Mark().line + 1));
+    }
+    const std::string& name = entry.first.Scalar();
+    const std::string path = section.empty() ? name : section + "." + name;
+    const std::string where = WhereInFile(origin, entry.first, path);
+    if (!seen.insert(name).second) return InvalidArgument(where + " is there twice");
+    if (const Key* key = FindKey(path); key != nullptr) {
+      assignments.push_back({key, {}, {}, entry.second, where});
+    } else if (IsSection(path)) {
+      GRADWIRE_RETURN_IF_ERROR(Walk(origin, path, entry.second, assignments));
+    } else if (const std::string_view link = LinkSectionOf(section); !link.empty()) {
+      assignments.push_back({nullptr, link, name, entry.second, where});
+    } else {
+      return InvalidArgument(
+          fmt::format("{} is no key of the configuration{}", where, SuggestionIn(section, name)));
+    }
+  }
+  return Status::Ok();
+}
+
+/// The node of a value that is given as text: lists and maps in YAML's one-line form.
+Result<YAML::Node> NodeOfText(const Key* key, const std::string& text, const std::string& where) {
+  if (key == nullptr || !key->is_collection) return YAML::Node(text);
+  try {
+    return YAML::Load(text);
+  } catch (const std::exception& error) {
+    return InvalidArgument(
+        fmt::format("{} is '{}', expected {} ({})", where, text, key->expected, error.what()));
+  }
+}
+
+std::string VariableOf(std::string_view path) {
+  std::string name(kPrefix);
+  for (const char c : path) {
+    name += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+Result<Assignment> AssignmentOfVariable(const std::string& name, const std::string& text) {
+  Assignment assignment;
+  assignment.where = name;
+  std::vector<std::string> variables;
+  for (const Key& key : Keys()) {
+    variables.push_back(VariableOf(key.path));
+    if (variables.back() == name) assignment.key = &key;
+  }
+  if (assignment.key == nullptr) {
+    for (const std::string_view section : kLinkSections) {
+      const std::string prefix = VariableOf(section) + "_";
+      if (!name.starts_with(prefix)) continue;
+      assignment.link_section = section;
+      assignment.parameter = name.substr(prefix.size());
+      for (char& c : assignment.parameter) {
+        c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      }
+    }
+    if (assignment.link_section.empty()) {
+      return InvalidArgument(
+          fmt::format("{} is no variable of Gradwire{}", name, Suggestion(name, variables)));
+    }
+  }
+  auto node = NodeOfText(assignment.key, text, assignment.where);
+  if (!node.ok()) return node.status();
+  assignment.value.reset(*node);
+  return assignment;
+}
+
+}  // namespace
+
+Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin) {
+  if (yaml_text.size() > kMaxConfigBytes) {
+    return InvalidArgument(fmt::format("{} is {} bytes, a configuration has at most {}", origin,
+                                       yaml_text.size(), kMaxConfigBytes));
+  }
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(yaml_text);
+    if (documents.size() > 1) {
+      return InvalidArgument(
+          fmt::format("{} has {} YAML documents, expected one", origin, documents.size()));
+    }
+    Config config;
+    std::vector<Assignment> assignments;
+    for (const YAML::Node& document : documents) {
+      GRADWIRE_RETURN_IF_ERROR(Walk(origin, "", document, assignments));
+    }
+    GRADWIRE_RETURN_IF_ERROR(Apply(assignments, config));
+    return config;
+  } catch (const YAML::Exception& error) {
+    return InvalidArgument(
+        fmt::format("{}:{}: no YAML: {}", origin, error.mark.line + 1, error.msg));
+  } catch (const std::exception& error) {
+    return InvalidArgument(fmt::format("{}: no YAML: {}", origin, error.what()));
+  }
+}
+
+Result<Config> LoadConfig(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMaxConfigBytes + 1, '\0');
+  // Reading a directory fails here, opening it did not.
+  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file.is_open() || file.bad()) {
+    return InvalidArgument(fmt::format("cannot read configuration '{}': {}", path,
+                                       std::generic_category().message(errno)));
+  }
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return ParseConfig(text, path);
+}
+
+Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config& config) {
+  try {
+    std::vector<Assignment> assignments;
+    for (const auto& [name, text] : environment) {
+      if (!name.starts_with(kPrefix)) continue;
+      if (std::find(std::begin(kProcessVariables), std::end(kProcessVariables), name) !=
+          std::end(kProcessVariables)) {
+        continue;
+      }
+      auto assignment = AssignmentOfVariable(name, text);
+      if (!assignment.ok()) return assignment.status();
+      assignments.push_back(std::move(*assignment));
+    }
+    return Apply(assignments, config);
+  } catch (const std::exception& error) {
+    return InvalidArgument(fmt::format("environment: {}", error.what()));
+  }
+}
+
+Status ApplyAssignment(const std::string& assignment, Config& config) {
+  const std::size_t equals = assignment.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return InvalidArgument(fmt::format(
+        "'{}' is no assignment, expected KEY=VALUE such as partition.credit=4MiB", assignment));
+  }
+  const std::string path = assignment.substr(0, equals);
+  const std::string text = assignment.substr(equals + 1);
+  try {
+    Assignment parsed;
+    parsed.where = path;
+    parsed.key = FindKey(path);
+    if (parsed.key == nullptr) {
+      const std::size_t dot = path.rfind('.');
+      const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
+      const std::string name = dot == std::string::npos ? path : path.substr(dot + 1);
+      parsed.link_section = LinkSectionOf(section);
+      parsed.parameter = name;
+      if (IsSection(path)) {
+        return InvalidArgument(fmt::format("{} is a section, expected one of its keys {}", path,
+                                           fmt::join(NamesBelow(path), ", ")));
+      }
+      if (parsed.link_section.empty()) {
+        std::vector<std::string> paths;
+        for (const Key& key : Keys()) paths.push_back(key.path);
+        const std::string near = Suggestion(path, paths);
+        return InvalidArgument(fmt::format("{} is no key of the configuration{}", path,
+                                           near.empty() ? SuggestionIn(section, name) : near));
+      }
+    }
+    auto node = NodeOfText(parsed.key, text, parsed.where);
+    if (!node.ok()) return node.status();
+    parsed.value.reset(*node);
+    return Apply({parsed}, config);
+  } catch (const std::exception& error) {
+    return InvalidArgument(fmt::format("{}: {}", path, error.what()));
+  }
+}
+
+std::map<std::string, std::string> GradwireEnvironment() {
+  std::map<std::string, std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::size_t equals = text.find('=');
+    if (!text.starts_with(kPrefix) || equals == std::string_view::npos) continue;
+    found.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return found;
+}
+
+std::map<std::string, std::string> SharedConfig(const Config& config) {
+  std::map<std::string, std::string> shared;
+  for (const Key& key : Keys()) {
+    if (key.is_shared) shared.emplace(key.path, key.print(config));
+  }
+  return shared;
+}
+
+std::vector<std::pair<std::string, std::string>> DescribeConfig(const Config& config) {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const Key& key : Keys()) all.emplace_back(key.path, key.print(config));
+  return all;
+}
+
+}  // namespace gradwire
