@@ -33,7 +33,7 @@ class LaneOwner {
 /// watches that they are alive. Lane 0 of a server also keeps the connection to the root, and on
 /// server 0 is the root.
 /// Threads: everything but Start, Stop and the loop's own rules runs on the loop's thread.
-class Lane final : public LoopHandler, private ShardOutput, private RootOutput {
+class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
  public:
   Lane(const Config& config, std::uint32_t server, std::uint32_t lane, std::unique_ptr<Loop> loop,
        CodecCache& codecs, Executor& executor, BufferPool& pool, LaneOwner& owner);

@@ -38,7 +38,7 @@ Result<std::string> PortOf(const std::string& endpoint) {
   return endpoint.substr(colon + 1);
 }
 
-class ServerImpl final : public Server, private LaneOwner {
+class ServerImpl final : public Server, public LaneOwner {
  public:
   ServerImpl(const Config& config, std::uint32_t index)
       : config_(config),
