@@ -6,9 +6,11 @@ compared at rest. Each run is one job of 1 server and 2 workers, started by grad
 """
 
 import argparse
+import ctypes
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ RUNS = [  # name, configuration
     ("topk 1 %", "topk.yaml"),
 ]
 WORKERS = 2
+PR_SET_PDEATHSIG = 1
 # Enough for the accuracies to settle; takes about a minute and a half a run on two cores.
 DEFAULT_STEPS = 2000
 
@@ -40,36 +43,57 @@ def parse_command_line():
     return options
 
 
-def run_job(name, config, options, scratch):
-    """Runs one job in the foreground; returns the trainer's result. Exits with its code if it
-    fails."""
-    result = scratch / f"{config}.json"
-    command = [
-        str(ROOT / "scripts" / "gradwire-launch"), "--config", str(ROOT / "configs" / config),
-        "--bin-dir", str(ROOT / "build" / "release" / "bin"), "--servers", "1", "--workers",
-        str(WORKERS), "--free-port", "--log-dir", str(scratch / f"{config}.logs"), "--",
-        "gradwire-train", "--model", options.model, "--steps", str(options.steps), "--batch",
-        str(options.batch), "--lr", str(options.lr), "--seed", str(options.seed), "--json",
-        str(result)]
-    print(f"\n== {name}: configs/{config}, {options.model}, 1 server, {WORKERS} workers", flush=True)
-    # A setting in the caller's environment would go before the files that are compared here.
-    environment = {key: value for key, value in os.environ.items()
-                   if not key.startswith("GRADWIRE_")}
-    launcher = subprocess.Popen(command, env=environment)
+class Interrupted(Exception):
+    """Ctrl-C or a request to end, between two jobs or during one."""
 
-    def forward(number, _frame):
-        launcher.send_signal(number)
 
-    # Ctrl-C reaches the launcher from the terminal by itself; here it is only waited for.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGHUP, forward)
-    code = launcher.wait()
-    if code != 0:
-        print(f"\nquickstart: the run '{name}' failed with exit code {code}; what went wrong is said "
-              "above", file=sys.stderr)
-        sys.exit(code)
-    return json.loads(result.read_text(encoding="utf-8"))
+class Runner:
+    """Runs jobs one after the other and passes on the signals that should end them."""
+
+    def __init__(self, options, scratch):
+        self.options = options
+        self.scratch = scratch
+        self.launcher = None
+        self.interrupted = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number, _frame):
+        self.interrupted = True
+        # From a terminal, Ctrl-C reaches the launcher by itself; a second one would be taken for
+        # impatience.
+        if self.launcher is not None and not (number == signal.SIGINT and sys.stdin.isatty()):
+            self.launcher.send_signal(number)
+
+    def run(self, name, config):
+        """The trainer's result, or (code, None) if the job failed."""
+        options = self.options
+        result = self.scratch / f"{config}.json"
+        command = [
+            str(ROOT / "scripts" / "gradwire-launch"), "--config", str(ROOT / "configs" / config),
+            "--bin-dir", str(ROOT / "build" / "release" / "bin"), "--servers", "1", "--workers",
+            str(WORKERS), "--free-port", "--log-dir", str(self.scratch / config), "--",
+            "gradwire-train", "--model", options.model, "--steps", str(options.steps), "--batch",
+            str(options.batch), "--lr", str(options.lr), "--seed", str(options.seed), "--json",
+            str(result)]
+        print(f"\n== {name}: configs/{config}, {options.model}, 1 server, {WORKERS} workers",
+              flush=True)
+        # A setting in the caller's environment would go before the files that are compared here.
+        environment = {key: value for key, value in os.environ.items()
+                       if not key.startswith("GRADWIRE_")}
+        self.launcher = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
+        code = self.launcher.wait()
+        self.launcher = None
+        if self.interrupted:
+            raise Interrupted
+        if code != 0:
+            return code, None
+        return 0, json.loads(result.read_text(encoding="utf-8"))
+
+
+def end_with_parent():
+    """Asks the kernel to end the launcher (which then ends its job) if this process is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def megabytes(count):
@@ -112,9 +136,22 @@ def compare(results):
 
 def main():
     options = parse_command_line()
-    with tempfile.TemporaryDirectory(prefix="gradwire-quickstart-") as scratch:
-        results = [(name, run_job(name, config, options, pathlib.Path(scratch)))
-                   for name, config in RUNS]
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="quickstart-", dir=ROOT / "build"))
+    runner = Runner(options, scratch)
+    results = []
+    try:
+        for name, config in RUNS:
+            code, result = runner.run(name, config)
+            if code != 0:
+                print(f"\nquickstart: the run '{name}' failed with exit code {code}; logs are kept in "
+                      f"{scratch}", file=sys.stderr)
+                return code
+            results.append((name, result))
+    except Interrupted:
+        shutil.rmtree(scratch)
+        print("quickstart: interrupted", file=sys.stderr)
+        return 130
+    shutil.rmtree(scratch)
     if options.json:
         pathlib.Path(options.json).write_text(
             json.dumps(dict(results), indent=2) + "\n", encoding="utf-8")
