@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,8 +18,10 @@ class InprocNetwork {
   /// Restore. Threads: any.
   virtual void Cut(const std::string& address) = 0;
   virtual void Restore(const std::string& address) = 0;
-  /// Drops the next message to the address that `filter` accepts, as a cut would, then cuts and
-  /// restores the connection. For tests that lose one chosen message. Threads: any.
+  /// Drops the next message on a connection to the address that `filter` accepts, in either
+  /// direction, as a cut would, then cuts that connection, which comes up again at once. Calls add
+  /// up: each loses one message. For tests that lose one chosen message.
+  /// Threads: any. `filter` runs on the thread that sends and must not use the network.
   virtual void CutAt(const std::string& address, std::function<bool(const Header&)> filter) = 0;
 };
 
