@@ -42,7 +42,8 @@ class SpanSource final : public BlockSource {
 
 /// What was not sent of one unit: e in q = g + alpha * e. Codecs may store it lazily: then `values`
 /// holds q, and `pending` what is to be taken off when it is next read (onebit: one scale a block).
-/// Compressor::Flush makes it explicit. Sizes: values[n]; pending as the codec wants, empty at first.
+/// Compressor::Flush makes it explicit. Sizes: values[n]; pending as the codec wants, empty at
+/// first.
 struct Residual {
   std::span<float> values;
   std::vector<float> pending;
@@ -99,8 +100,8 @@ class Compressor {
   /// payload of q, e <- q - C(q). Without it q is the input.
   /// Shapes: output at least MaxEncodedSize(n) bytes; residual->values[n].
   /// Non-finite: if any q is NaN or infinite the result says finite = false; the residual then is
-  /// explicit and holds every finite q, and the old e where q is not finite (nothing was delivered).
-  /// Errors: BufferTooSmall.
+  /// explicit and holds every finite q, and the old e where q is not finite (nothing was
+  /// delivered). Errors: BufferTooSmall.
   virtual Result<Encoded> Encode(BlockSource& input, std::size_t n, const CodecContext& context,
                                  Residual* residual, MutableBytes output) const = 0;
 

@@ -57,7 +57,7 @@ class ResidualStore {
  private:
   struct Entry;
   mutable std::mutex mu_;
-  std::map<std::uint64_t, std::unique_ptr<Entry>> entries_;                            // guarded by mu_
+  std::map<std::uint64_t, std::unique_ptr<Entry>> entries_;                      // guarded by mu_
   std::map<std::string, std::map<std::uint64_t, std::vector<float>>> restored_;  // guarded by mu_
 };
 

@@ -1,0 +1,561 @@
+#include "compressors/codecs/kernels.h"
+
+// This file is compiled once for each target: foreach_target.h includes it again with other
+// instruction sets switched on. Old CPUs have SSSE3 (or plain code), so SSE4 is not worth its
+// compile time; reductions need a vector of known width, so ARM uses NEON and not SVE.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "compressors/codecs/kernels.cc"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "common/base/bytes.h"
+#include "compressors/codecs/half.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::kernels::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Vectors where there are some; the scalar code after each vector loop handles the tail, and
+// everything where there are none. Both do the same arithmetic in the same order.
+#if HWY_TARGET == HWY_SCALAR
+#define GRADWIRE_VECTORS 0
+#else
+#define GRADWIRE_VECTORS 1
+#endif
+
+// F16C rounds as float16 is specified here and ignores the denormal mode.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+#define GRADWIRE_NATIVE_HALF 1
+#else
+#define GRADWIRE_NATIVE_HALF 0
+#endif
+
+constexpr float kMaxFinite = std::numeric_limits<float>::max();
+constexpr std::size_t kLanes = 16;
+
+inline bool Finite(float value) { return std::fabs(value) <= kMaxFinite; }
+
+#if GRADWIRE_VECTORS
+using D = hn::ScalableTag<float>;
+using DU = hn::RebindToUnsigned<D>;
+using DI = hn::RebindToSigned<D>;
+using D16 = hn::Rebind<std::uint16_t, D>;
+using V = hn::Vec<D>;
+using VU = hn::Vec<DU>;
+using M = hn::Mask<D>;
+constexpr D d;
+constexpr DU du;
+constexpr DI di;
+constexpr D16 d16;
+constexpr std::size_t N = hn::MaxLanes(d);
+static_assert(N <= kLanes && kLanes % N == 0, "lanes of a vector divide the lanes of a block");
+
+/// Any address: through vectors of bytes.
+template <typename DX>
+HWY_INLINE hn::Vec<DX> LoadBytes(DX dx, const std::byte* from) {
+  const hn::Repartition<std::uint8_t, DX> d8;
+  return hn::BitCast(dx, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from)));
+}
+template <typename DX, typename VX>
+HWY_INLINE void StoreBytes(DX, VX v, std::byte* to) {
+  const hn::Repartition<std::uint8_t, DX> d8;
+  hn::StoreU(hn::BitCast(d8, v), d8, reinterpret_cast<std::uint8_t*>(to));
+}
+
+HWY_INLINE M AllLanes() { return hn::Eq(hn::Zero(d), hn::Zero(d)); }
+HWY_INLINE M FiniteLanes(V v) { return hn::Le(hn::Abs(v), hn::Set(d, kMaxFinite)); }
+#endif  // GRADWIRE_VECTORS
+
+// ------------------------------------------------------------------------------------------ casts
+
+struct F32 {
+  static constexpr std::size_t kBytes = 4;
+  static float Store(float q, std::byte* out) {
+    StoreLe(out, q);
+    return q;
+  }
+  static float Load(const std::byte* bytes) { return LoadLe<float>(bytes); }
+#if GRADWIRE_VECTORS
+  static HWY_INLINE V Store(V q, std::byte* out) {
+    StoreBytes(d, q, out);
+    return q;
+  }
+  static HWY_INLINE V LoadVector(const std::byte* bytes) { return LoadBytes(d, bytes); }
+#endif
+};
+
+struct F16 {
+  static constexpr std::size_t kBytes = 2;
+  static float Store(float q, std::byte* out) {
+    const std::uint16_t half = HalfFromFloat(q);
+    StoreLe(out, half);
+    return FloatFromHalf(half);
+  }
+  static float Load(const std::byte* bytes) { return FloatFromHalf(LoadLe<std::uint16_t>(bytes)); }
+
+#if GRADWIRE_VECTORS && GRADWIRE_NATIVE_HALF
+  using DH = hn::Rebind<hwy::float16_t, D>;
+  static HWY_INLINE V Store(V q, std::byte* out) {
+    const V limit = hn::Set(d, std::bit_cast<float>(kMaxHalfAsFloat));
+    const auto half = hn::DemoteTo(DH(), hn::Max(hn::Min(q, limit), hn::Neg(limit)));
+    StoreBytes(DH(), half, out);
+    return hn::PromoteTo(d, half);
+  }
+  static HWY_INLINE V LoadVector(const std::byte* bytes) {
+    return hn::PromoteTo(d, LoadBytes(DH(), bytes));
+  }
+#elif GRADWIRE_VECTORS
+  // The formulas of half.h, lane by lane.
+  static HWY_INLINE V Store(V q, std::byte* out) {
+    const VU bits = hn::BitCast(du, q);
+    const VU sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000));
+    const V clamped = hn::Min(hn::Abs(q), hn::Set(d, std::bit_cast<float>(kMaxHalfAsFloat)));
+    const VU magnitude = hn::BitCast(du, clamped);
+    const VU small =
+        hn::Sub(hn::BitCast(du, hn::Add(clamped, hn::Set(d, 0.5F))), hn::Set(du, 0x3f000000));
+    const VU odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1));
+    const VU normal =
+        hn::ShiftRight<13>(hn::Add(hn::Sub(magnitude, hn::Set(du, 0x38000000 - 0xfff)), odd));
+    const auto is_small = hn::RebindMask(du, hn::Lt(clamped, hn::Set(d, 0x1.0p-14F)));
+    const VU half = hn::Or(sign, hn::IfThenElse(is_small, small, normal));
+    StoreBytes(d16, hn::DemoteTo(d16, hn::BitCast(di, half)), out);
+    return Expand(half);
+  }
+  static HWY_INLINE V LoadVector(const std::byte* bytes) {
+    return Expand(hn::PromoteTo(du, LoadBytes(d16, bytes)));
+  }
+  static HWY_INLINE V Expand(VU half) {
+    const VU sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000)));
+    const VU magnitude = hn::And(half, hn::Set(du, 0x7fff));
+    const auto signed_magnitude = hn::BitCast(di, magnitude);
+    const VU small =
+        hn::BitCast(du, hn::Mul(hn::ConvertTo(d, signed_magnitude), hn::Set(d, 0x1.0p-24F)));
+    const VU shifted = hn::ShiftLeft<13>(magnitude);
+    const VU normal = hn::Add(shifted, hn::Set(du, 0x38000000));
+    const auto is_nan = hn::RebindMask(du, hn::Gt(signed_magnitude, hn::Set(di, 0x7c00)));
+    const VU special = hn::Or(hn::Add(shifted, hn::Set(du, 0x70000000)),
+                              hn::IfThenElseZero(is_nan, hn::Set(du, 0x400000)));
+    const auto is_small = hn::RebindMask(du, hn::Lt(signed_magnitude, hn::Set(di, 0x400)));
+    const auto is_special = hn::RebindMask(du, hn::Gt(signed_magnitude, hn::Set(di, 0x7bff)));
+    const VU finite = hn::IfThenElse(is_small, small, normal);
+    return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_special, special, finite)));
+  }
+#endif
+};
+
+struct Bf16 {
+  static constexpr std::size_t kBytes = 2;
+  static float Store(float q, std::byte* out) {
+    const std::uint16_t bfloat = BfloatFromFloat(q);
+    StoreLe(out, bfloat);
+    return FloatFromBfloat(bfloat);
+  }
+  static float Load(const std::byte* bytes) {
+    return FloatFromBfloat(LoadLe<std::uint16_t>(bytes));
+  }
+#if GRADWIRE_VECTORS
+  static HWY_INLINE V Store(V q, std::byte* out) {
+    const V limit = hn::Set(d, std::bit_cast<float>(kMaxBfloatAsFloat));
+    const VU bits = hn::BitCast(du, hn::Max(hn::Min(q, limit), hn::Neg(limit)));
+    const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const VU bfloat = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7fff)), odd));
+    StoreBytes(d16, hn::DemoteTo(d16, hn::BitCast(di, bfloat)), out);
+    return hn::BitCast(d, hn::ShiftLeft<16>(bfloat));
+  }
+  static HWY_INLINE V LoadVector(const std::byte* bytes) {
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, LoadBytes(d16, bytes))));
+  }
+#endif
+};
+
+template <typename Format, bool kFeedback>
+bool EncodeCastAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
+                  std::size_t count, std::byte* HWY_RESTRICT out) {
+  bool finite = true;
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  M all = AllLanes();
+  const V weight = hn::Set(d, alpha);
+  for (; i + N <= count; i += N) {
+    V q = hn::LoadU(d, input + i);
+    if constexpr (kFeedback) {
+      const V e = hn::LoadU(d, residual + i);
+      q = hn::Add(q, hn::Mul(weight, e));
+      const M ok = FiniteLanes(q);
+      const V sent = hn::IfThenElseZero(ok, q);
+      const V decoded = Format::Store(sent, out + i * Format::kBytes);
+      hn::StoreU(hn::IfThenElse(ok, hn::Sub(q, decoded), e), d, residual + i);
+      all = hn::And(all, ok);
+    } else {
+      all = hn::And(all, FiniteLanes(q));
+      Format::Store(q, out + i * Format::kBytes);
+    }
+  }
+  finite = hn::AllTrue(d, all);
+#endif
+  for (; i < count; ++i) {
+    float q = input[i];
+    if constexpr (kFeedback) q = q + alpha * residual[i];
+    const bool ok = Finite(q);
+    finite = finite && ok;
+    const float decoded = Format::Store(ok ? q : 0.0F, out + i * Format::kBytes);
+    if constexpr (kFeedback) residual[i] = ok ? q - decoded : residual[i];
+  }
+  return finite;
+}
+
+template <typename Format, bool kAdd>
+void DecodeCastAs(const std::byte* HWY_RESTRICT bytes, std::size_t count, float* HWY_RESTRICT out) {
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  for (; i + N <= count; i += N) {
+    V value = Format::LoadVector(bytes + i * Format::kBytes);
+    if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i), value);
+    hn::StoreU(value, d, out + i);
+  }
+#endif
+  for (; i < count; ++i) {
+    const float value = Format::Load(bytes + i * Format::kBytes);
+    out[i] = kAdd ? out[i] + value : value;
+  }
+}
+
+template <typename Format>
+bool EncodeCastChoose(const float* input, float* residual, float alpha, std::size_t count,
+                      std::byte* out) {
+  return residual == nullptr ? EncodeCastAs<Format, false>(input, residual, alpha, count, out)
+                             : EncodeCastAs<Format, true>(input, residual, alpha, count, out);
+}
+
+bool EncodeCast(CastFormat format, const float* input, float* residual, float alpha,
+                std::size_t count, std::byte* out) {
+  switch (format) {
+    case CastFormat::kF32:
+      return EncodeCastChoose<F32>(input, residual, alpha, count, out);
+    case CastFormat::kF16:
+      return EncodeCastChoose<F16>(input, residual, alpha, count, out);
+    case CastFormat::kBf16:
+      return EncodeCastChoose<Bf16>(input, residual, alpha, count, out);
+  }
+  return false;
+}
+
+template <bool kAdd>
+void DecodeCastChoose(CastFormat format, const std::byte* bytes, std::size_t count, float* out) {
+  switch (format) {
+    case CastFormat::kF32:
+      return DecodeCastAs<F32, kAdd>(bytes, count, out);
+    case CastFormat::kF16:
+      return DecodeCastAs<F16, kAdd>(bytes, count, out);
+    case CastFormat::kBf16:
+      return DecodeCastAs<Bf16, kAdd>(bytes, count, out);
+  }
+}
+
+void DecodeCast(CastFormat format, const std::byte* bytes, std::size_t count, float* out) {
+  DecodeCastChoose<false>(format, bytes, count, out);
+}
+
+void DecodeAddCast(CastFormat format, const std::byte* bytes, std::size_t count, float* out) {
+  DecodeCastChoose<true>(format, bytes, count, out);
+}
+
+bool AddFeedback(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
+                 std::size_t count) {
+  bool finite = true;
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  M all = AllLanes();
+  const V weight = hn::Set(d, alpha);
+  for (; i + N <= count; i += N) {
+    const V e = hn::LoadU(d, residual + i);
+    const V q = hn::Add(hn::LoadU(d, input + i), hn::Mul(weight, e));
+    const M ok = FiniteLanes(q);
+    all = hn::And(all, ok);
+    hn::StoreU(hn::IfThenElse(ok, q, e), d, residual + i);
+  }
+  finite = hn::AllTrue(d, all);
+#endif
+  for (; i < count; ++i) {
+    const float q = input[i] + alpha * residual[i];
+    if (Finite(q)) {
+      residual[i] = q;
+    } else {
+      finite = false;
+    }
+  }
+  return finite;
+}
+
+// ------------------------------------------------------------------------------------------ signs
+
+template <SignSum kSum, bool kFeedback>
+SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT values, float alpha,
+                       float take_off_negative, float take_off_rest, std::size_t count,
+                       std::byte* HWY_RESTRICT bits) {
+  SignSums sums;
+  HWY_ALIGN float rest_lanes[kLanes] = {};
+  HWY_ALIGN float negative_lanes[kLanes] = {};
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  constexpr std::size_t kVectors = kLanes / N;
+  V rest[kVectors];
+  V negative[kVectors];
+  for (std::size_t v = 0; v < kVectors; ++v) rest[v] = negative[v] = hn::Zero(d);
+  M all = AllLanes();
+  const V weight = hn::Set(d, alpha);
+  const V off_negative = hn::Set(d, take_off_negative);
+  const V off_rest = hn::Set(d, take_off_rest);
+  for (; i + kLanes <= count; i += kLanes) {
+    std::uint32_t word = 0;
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const std::size_t at = i + v * N;
+      V q = hn::LoadU(d, input + at);
+      if constexpr (kFeedback) {
+        const V stored = hn::LoadU(d, values + at);
+        const V e = hn::Sub(stored, hn::IfNegativeThenElse(stored, off_negative, off_rest));
+        q = hn::Add(q, hn::Mul(weight, e));
+        const M ok = FiniteLanes(q);
+        all = hn::And(all, ok);
+        hn::StoreU(hn::IfThenElse(ok, q, e), d, values + at);
+      } else {
+        all = hn::And(all, FiniteLanes(q));
+      }
+      const auto is_negative = hn::Lt(hn::BitCast(di, q), hn::Zero(di));
+      std::uint8_t mask_bytes[8] = {};
+      hn::StoreMaskBits(di, is_negative, mask_bytes);
+      word |= static_cast<std::uint32_t>(LoadLe<std::uint16_t>(mask_bytes)) << (v * N);
+      const V magnitude = hn::Abs(q);
+      if constexpr (kSum == SignSum::kAbs) {
+        rest[v] = hn::Add(rest[v], magnitude);
+      } else if constexpr (kSum == SignSum::kSquares) {
+        rest[v] = hn::Add(rest[v], hn::Mul(q, q));
+      } else {
+        const M is_negative_float = hn::RebindMask(d, is_negative);
+        rest[v] = hn::Add(rest[v], hn::IfThenZeroElse(is_negative_float, magnitude));
+        negative[v] = hn::Add(negative[v], hn::IfThenElseZero(is_negative_float, magnitude));
+      }
+    }
+    if constexpr (kSum == SignSum::kTwoAbs) {
+      sums.negatives += static_cast<std::uint64_t>(std::popcount(word));
+    }
+    StoreLe(bits + i / 8, static_cast<std::uint16_t>(word));
+  }
+  sums.finite = hn::AllTrue(d, all);
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    hn::Store(rest[v], d, rest_lanes + v * N);
+    hn::Store(negative[v], d, negative_lanes + v * N);
+  }
+#endif
+  for (; i < count; ++i) {
+    float q = input[i];
+    if constexpr (kFeedback) {
+      const float stored = values[i];
+      const float e = stored - (std::signbit(stored) ? take_off_negative : take_off_rest);
+      q = q + alpha * e;
+      values[i] = Finite(q) ? q : e;
+    }
+    sums.finite = sums.finite && Finite(q);
+    const bool is_negative = std::signbit(q);
+    if (i % 8 == 0) bits[i / 8] = std::byte{0};
+    bits[i / 8] |= std::byte{is_negative} << (i % 8);
+    const float magnitude = std::fabs(q);
+    if constexpr (kSum == SignSum::kAbs) {
+      rest_lanes[i % kLanes] += magnitude;
+    } else if constexpr (kSum == SignSum::kSquares) {
+      rest_lanes[i % kLanes] += q * q;
+    } else {
+      (is_negative ? negative_lanes : rest_lanes)[i % kLanes] += magnitude;
+      sums.negatives += is_negative ? 1 : 0;
+    }
+  }
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    sums.rest += static_cast<double>(rest_lanes[lane]);
+    sums.negative += static_cast<double>(negative_lanes[lane]);
+  }
+  return sums;
+}
+
+template <SignSum kSum>
+SignSums EncodeSignsChoose(const float* input, float* values, float alpha, float take_off_negative,
+                           float take_off_rest, std::size_t count, std::byte* bits) {
+  return values == nullptr ? EncodeSignsAs<kSum, false>(input, values, alpha, take_off_negative,
+                                                        take_off_rest, count, bits)
+                           : EncodeSignsAs<kSum, true>(input, values, alpha, take_off_negative,
+                                                       take_off_rest, count, bits);
+}
+
+SignSums EncodeSigns(SignSum sum, const float* input, float* values, float alpha,
+                     float take_off_negative, float take_off_rest, std::size_t count,
+                     std::byte* bits) {
+  switch (sum) {
+    case SignSum::kAbs:
+      return EncodeSignsChoose<SignSum::kAbs>(input, values, alpha, take_off_negative,
+                                              take_off_rest, count, bits);
+    case SignSum::kSquares:
+      return EncodeSignsChoose<SignSum::kSquares>(input, values, alpha, take_off_negative,
+                                                  take_off_rest, count, bits);
+    case SignSum::kTwoAbs:
+      return EncodeSignsChoose<SignSum::kTwoAbs>(input, values, alpha, take_off_negative,
+                                                 take_off_rest, count, bits);
+  }
+  return {};
+}
+
+template <bool kAdd>
+void DecodeSignsAs(const std::byte* HWY_RESTRICT bits, float negative, float rest,
+                   std::size_t count, float* HWY_RESTRICT out) {
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  // A word of 32 signs is broadcast, and each lane tests its own bit of it.
+  constexpr std::size_t kWordBits = 32;
+  constexpr std::size_t kVectors = kWordBits / N;
+  const V negatives = hn::Set(d, negative);
+  const V rests = hn::Set(d, rest);
+  HWY_ALIGN std::uint32_t own_bit[kWordBits];
+  for (std::size_t b = 0; b < kWordBits; ++b) own_bit[b] = std::uint32_t{1} << b;
+  for (; i + kWordBits <= count; i += kWordBits) {
+    const VU word = hn::Set(du, LoadLe<std::uint32_t>(bits + i / 8));
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const auto is_negative = hn::TestBit(word, hn::Load(du, own_bit + v * N));
+      V value = hn::IfThenElse(hn::RebindMask(d, is_negative), negatives, rests);
+      float* to = out + i + v * N;
+      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, to), value);
+      hn::StoreU(value, d, to);
+    }
+  }
+#endif
+  for (; i < count; ++i) {
+    const bool is_negative = (bits[i / 8] >> (i % 8) & std::byte{1}) != std::byte{0};
+    const float value = is_negative ? negative : rest;
+    out[i] = kAdd ? out[i] + value : value;
+  }
+}
+
+void DecodeSigns(const std::byte* bits, float negative, float rest, std::size_t count, float* out) {
+  DecodeSignsAs<false>(bits, negative, rest, count, out);
+}
+
+void DecodeAddSigns(const std::byte* bits, float negative, float rest, std::size_t count,
+                    float* out) {
+  DecodeSignsAs<true>(bits, negative, rest, count, out);
+}
+
+// ---------------------------------------------------------------------------------------- largest
+
+std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t threshold_bits,
+                           std::uint32_t base, std::uint32_t* indices) {
+  std::size_t found = 0;
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  // Few elements pass: look at 64 at a time, and closer only where there is one. Bits of absolute
+  // values are ordered like the values, as signed numbers too.
+  constexpr std::size_t kGroup = 64;
+  constexpr std::size_t kVectors = kGroup / N;
+  const auto absolute = hn::Set(di, 0x7fffffff);
+  const auto below = hn::Set(di, static_cast<std::int32_t>(threshold_bits) - 1);
+  const VU lane_index = hn::Iota(du, 0);
+  const auto passes = [&](std::size_t at) HWY_ATTR {
+    return hn::Gt(hn::And(hn::BitCast(di, hn::LoadU(d, values + at)), absolute), below);
+  };
+  for (; i + kGroup <= count; i += kGroup) {
+    auto any = passes(i);
+    for (std::size_t v = 1; v < kVectors; ++v) any = hn::Or(any, passes(i + v * N));
+    if (hn::AllFalse(di, any)) continue;
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const std::size_t at = i + v * N;
+      const VU index = hn::Add(hn::Set(du, base + static_cast<std::uint32_t>(at)), lane_index);
+      found += hn::CompressStore(index, hn::RebindMask(du, passes(at)), du, indices + found);
+    }
+  }
+#endif
+  for (; i < count; ++i) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffff;
+    indices[found] = base + static_cast<std::uint32_t>(i);
+    found += bits >= threshold_bits ? 1 : 0;
+  }
+  return found;
+}
+
+#undef GRADWIRE_VECTORS
+#undef GRADWIRE_NATIVE_HALF
+
+}  // namespace gradwire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gradwire::kernels {
+
+HWY_EXPORT(EncodeCast);
+HWY_EXPORT(DecodeCast);
+HWY_EXPORT(DecodeAddCast);
+HWY_EXPORT(AddFeedback);
+HWY_EXPORT(EncodeSigns);
+HWY_EXPORT(DecodeSigns);
+HWY_EXPORT(DecodeAddSigns);
+HWY_EXPORT(CollectAtLeast);
+
+bool EncodeCast(CastFormat format, const float* input, float* residual, float alpha,
+                std::size_t count, std::byte* out) {
+  return HWY_DYNAMIC_DISPATCH(EncodeCast)(format, input, residual, alpha, count, out);
+}
+
+void DecodeCast(CastFormat format, const std::byte* bytes, std::size_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeCast)(format, bytes, count, out);
+}
+
+void DecodeAddCast(CastFormat format, const std::byte* bytes, std::size_t count,
+                   float* accumulator) {
+  HWY_DYNAMIC_DISPATCH(DecodeAddCast)(format, bytes, count, accumulator);
+}
+
+bool AddFeedback(const float* input, float* residual, float alpha, std::size_t count) {
+  return HWY_DYNAMIC_DISPATCH(AddFeedback)(input, residual, alpha, count);
+}
+
+SignSums EncodeSigns(SignSum sum, const float* input, float* values, float alpha,
+                     float take_off_negative, float take_off_rest, std::size_t count,
+                     std::byte* bits) {
+  return HWY_DYNAMIC_DISPATCH(EncodeSigns)(sum, input, values, alpha, take_off_negative,
+                                           take_off_rest, count, bits);
+}
+
+void DecodeSigns(const std::byte* bits, float negative, float rest, std::size_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeSigns)(bits, negative, rest, count, out);
+}
+
+void DecodeAddSigns(const std::byte* bits, float negative, float rest, std::size_t count,
+                    float* accumulator) {
+  HWY_DYNAMIC_DISPATCH(DecodeAddSigns)(bits, negative, rest, count, accumulator);
+}
+
+std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t threshold_bits,
+                           std::uint32_t base, std::uint32_t* indices) {
+  return HWY_DYNAMIC_DISPATCH(CollectAtLeast)(values, count, threshold_bits, base, indices);
+}
+
+std::vector<std::int64_t> AvailableTargets() {
+  std::vector<std::int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  // The compiler's own baseline runs wherever this library does.
+  if (targets.empty() || targets.back() != HWY_STATIC_TARGET) targets.push_back(HWY_STATIC_TARGET);
+  return targets;
+}
+
+std::string_view TargetName(std::int64_t target) { return hwy::TargetName(target); }
+
+void UseTarget(std::int64_t target) {
+  hwy::GetChosenTarget().Update(target == 0 ? hwy::SupportedTargets() : target);
+}
+
+}  // namespace gradwire::kernels
+#endif  // HWY_ONCE
