@@ -23,9 +23,12 @@ RUNS = [  # name, configuration
     ("topk 1 %", "topk.yaml"),
 ]
 WORKERS = 2
+# Compression from the first step on, so that the ratios are those of the compressors; the learning
+# rate has a warm-up of its own.
+ADJUSTMENTS = ("--set", "compression.warmup_steps=0")
 PR_SET_PDEATHSIG = 1
 # Enough for the accuracies to settle; takes about a minute and a half a run on two cores.
-DEFAULT_STEPS = 2000
+DEFAULT_STEPS = 1000
 
 
 def parse_command_line():
@@ -72,7 +75,7 @@ class Runner:
         command = [
             str(ROOT / "scripts" / "gradwire-launch"), "--config", str(ROOT / "configs" / config),
             "--bin-dir", str(ROOT / "build" / "release" / "bin"), "--servers", "1", "--workers",
-            str(WORKERS), "--free-port", "--log-dir", str(self.scratch / config), "--",
+            str(WORKERS), "--free-port", *ADJUSTMENTS, "--log-dir", str(self.scratch / config), "--",
             "gradwire-train", "--model", options.model, "--steps", str(options.steps), "--batch",
             str(options.batch), "--lr", str(options.lr), "--seed", str(options.seed), "--json",
             str(result)]

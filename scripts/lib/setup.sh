@@ -19,9 +19,21 @@ gw_is_installed() {
   [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# Installs what is missing of the given sections; asks nothing. Exits with 2 where it may not.
+# The name out of a|b that apt can install here; the first if it knows none.
+gw_choose() {
+  local name
+  for name in ${1//|/ }; do
+    if [ -n "$(apt-cache policy "$name" 2>/dev/null | sed -n '/Candidate: [^(]/p')" ]; then
+      echo "$name"
+      return
+    fi
+  done
+  echo "${1%%|*}"
+}
+
+# Installs what is missing of the given sections; asks nothing. Exits with 2 where it cannot.
 gw_install() {
-  local line name found missing=()
+  local line name found missing=() chosen=()
   if ! command -v dpkg-query >/dev/null; then
     gw_say "not a Debian system: assuming that the packages of scripts/packages.txt are there"
     return 0
@@ -36,32 +48,23 @@ gw_install() {
   [ ${#missing[@]} -gt 0 ] || return 0
 
   if [ "$(id -u)" != 0 ]; then
+    for line in "${missing[@]}"; do chosen+=("$(gw_choose "$line")"); done
     gw_say "missing packages; as root run:"
-    printf '  apt-get update && apt-get install -y --no-install-recommends %s\n' \
-      "${missing[*]%%|*}" >&2
+    printf '  apt-get update && apt-get install -y --no-install-recommends %s\n' "${chosen[*]}" >&2
     exit 2
   fi
-  # Another apt (a boot-time update, a second script) may hold the locks for a while.
-  local apt=(apt-get -q -o DPkg::Lock::Timeout=600 -o Acquire::Retries=3)
   gw_say "installing: ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
-  local try
+  # Another apt (an update at boot, a second script) may hold the locks for a while. Its lock on the
+  # package lists has no timeout option, hence the attempts.
+  local apt=(apt-get -q -o DPkg::Lock::Timeout=600 -o Acquire::Retries=3) try
   for try in 1 2 3 4 5; do
-    "${apt[@]}" update >&2 && break
-    [ "$try" -lt 5 ] || gw_say "apt-get update failed, trying with the lists that are there"
+    if "${apt[@]}" update >&2; then break; fi
+    gw_say "apt-get update failed (attempt $try of 5)"
     sleep $((try * 5))
   done
-  local chosen=()
-  for line in "${missing[@]}"; do
-    found=${line%%|*}
-    for name in ${line//|/ }; do
-      if [ -n "$(apt-cache policy "$name" 2>/dev/null | sed -n '/Candidate: [^(]/p')" ]; then
-        found=$name
-        break
-      fi
-    done
-    chosen+=("$found")
-  done
+  # Only now are the lists there that know what this release calls it.
+  for line in "${missing[@]}"; do chosen+=("$(gw_choose "$line")"); done
   if ! "${apt[@]}" install -y --no-install-recommends "${chosen[@]}" >&2; then
     gw_say "apt-get could not install: ${chosen[*]}"
     exit 2
