@@ -178,7 +178,7 @@ class TidinessTest(unittest.TestCase):
         except SystemExit:
             self.skipTest("clang-format is not here, or another version")
         self.write("a.cc", "int    a;\n")
-        self.assertEqual(self.found("format"), "a.cc:1: clang-format would change this")
+        self.assertEqual(self.found("format"), "a.cc: clang-format -i would change it at line 1")
 
 
 if __name__ == "__main__":

@@ -99,9 +99,13 @@ def check_format(root):
     result = subprocess.run([program, "--dry-run", "--Werror", "--style=file", *names], cwd=root,
                             capture_output=True, text=True, check=False, timeout=300)
     if result.returncode != 0:
-        found = re.findall(r"^(\S+?:\d+):\d+: error:", result.stderr, re.MULTILINE)
-        yield from (f"{place}: clang-format would change this" for place in found)
-        if not found:
+        lines = {}
+        for name, line in re.findall(r"^(\S+?):(\d+):\d+: error:", result.stderr, re.MULTILINE):
+            lines.setdefault(name, []).append(line)
+        for name, where in lines.items():
+            yield f"{name}: clang-format -i would change it at line {', '.join(where[:5])}" + (
+                ", ..." if len(where) > 5 else "")
+        if not lines:
             yield result.stderr
 
 
