@@ -63,9 +63,7 @@ class Runner:
 
     def _on_signal(self, number, _frame):
         self.interrupted = True
-        # From a terminal, Ctrl-C reaches the launcher by itself; a second one would be taken for
-        # impatience.
-        if self.launcher is not None and not (number == signal.SIGINT and sys.stdin.isatty()):
+        if self.launcher is not None:
             self.launcher.send_signal(number)
 
     def run(self, name, config):
@@ -84,7 +82,7 @@ class Runner:
         # A setting in the caller's environment would go before the files that are compared here.
         environment = {key: value for key, value in os.environ.items()
                        if not key.startswith("GRADWIRE_")}
-        self.launcher = subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
+        self.launcher = subprocess.Popen(command, env=environment, preexec_fn=set_apart)
         code = self.launcher.wait()
         self.launcher = None
         if self.interrupted:
@@ -94,8 +92,10 @@ class Runner:
         return 0, json.loads(result.read_text(encoding="utf-8"))
 
 
-def end_with_parent():
-    """Asks the kernel to end the launcher (which then ends its job) if this process is killed."""
+def set_apart():
+    """In the launcher, before it starts: in a process group of its own, so that Ctrl-C reaches it once,
+    through us; and the kernel ends it (and so its job) if we are killed."""
+    os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
