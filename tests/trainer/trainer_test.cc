@@ -1,0 +1,443 @@
+#include "worker/trainer/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/random.h"
+#include "tests/catch.h"
+#include "tests/trainer/fake_clients.h"
+#include "worker/trainer/local_client.h"
+
+namespace gradwire::trainer {
+namespace {
+
+constexpr std::size_t kSide = 8;
+
+/// Images of ten classes: a bright random pattern each, with noise over it.
+Dataset MakePatterns(std::size_t size) {
+  CounterRng rng(11);
+  std::vector<std::uint8_t> patterns(10 * kSide * kSide);
+  for (std::uint8_t& p : patterns) p = rng.NextBelow(2) == 0 ? 40 : 160;
+  Dataset data;
+  data.height = kSide;
+  data.width = kSide;
+  data.classes = 10;
+  for (std::size_t i = 0; i < size; ++i) {
+    const std::size_t label = rng.NextBelow(10);
+    data.labels.push_back(static_cast<std::uint8_t>(label));
+    for (std::size_t p = 0; p < data.sample_size(); ++p) {
+      data.pixels.push_back(
+          static_cast<std::uint8_t>(patterns[label * data.sample_size() + p] + rng.NextBelow(80)));
+    }
+  }
+  return data;
+}
+
+/// Three dense layers, small.
+std::unique_ptr<Model> MakeSmall(std::size_t max_batch, std::uint64_t seed = 1) {
+  std::vector<std::unique_ptr<Layer>> layers;
+  layers.push_back(MakeDense("dense0", kSide * kSide, 32, true));
+  layers.push_back(MakeDense("dense1", 32, 24, true));
+  layers.push_back(MakeDense("dense2", 24, 10, false));
+  return std::make_unique<Model>(std::move(layers), max_batch, seed);
+}
+
+TrainOptions Options(std::uint64_t steps, std::size_t batch) {
+  TrainOptions options;
+  options.steps = steps;
+  options.batch = batch;
+  options.rate = 0.05;
+  options.seed = 3;
+  return options;
+}
+
+std::vector<float> Values(const Parameter& p) {
+  return {p.value.span().begin(), p.value.span().end()};
+}
+
+/// A layer that writes down its forward passes in the same list as the client its events.
+class NotingLayer final : public Layer {
+ public:
+  NotingLayer(std::unique_ptr<Layer> layer, std::string event, std::vector<std::string>& events)
+      : layer_(std::move(layer)), event_(std::move(event)), events_(events) {}
+  std::span<Parameter> parameters() override { return layer_->parameters(); }
+  std::size_t input_size() const override { return layer_->input_size(); }
+  std::size_t output_size() const override { return layer_->output_size(); }
+  void Forward(std::size_t batch, const float* in, float* out) override {
+    events_.push_back(event_);
+    layer_->Forward(batch, in, out);
+  }
+  Status Backward(std::size_t batch, const float* in, const float* out, float* grad_out,
+                  float* grad_in, const GradientReady& ready) override {
+    return layer_->Backward(batch, in, out, grad_out, grad_in, ready);
+  }
+  double ForwardFlops(std::size_t batch) const override { return layer_->ForwardFlops(batch); }
+
+ private:
+  std::unique_ptr<Layer> layer_;
+  std::string event_;
+  std::vector<std::string>& events_;
+};
+
+TEST_CASE("gradients go out layer by layer, last first, and come in as the forward pass needs them",
+          "[trainer][order]") {
+  RecordingClient client;
+  std::vector<std::unique_ptr<Layer>> layers;
+  layers.push_back(std::make_unique<NotingLayer>(MakeDense("a", kSide * kSide, 8, true),
+                                                 "forward a", client.events));
+  layers.push_back(
+      std::make_unique<NotingLayer>(MakeDense("b", 8, 8, true), "forward b", client.events));
+  layers.push_back(
+      std::make_unique<NotingLayer>(MakeDense("c", 8, 10, false), "forward c", client.events));
+  Model model(std::move(layers), 4, 1);
+  // The network is slow with the last layer: it isn't there before the second forward pass has used
+  // both others. A trainer that waited for it any earlier would be stuck.
+  client.on_wait = [&](const std::string& name) {
+    const auto passes = std::count(client.events.begin(), client.events.end(), "forward b");
+    const auto ended = std::count(client.events.begin(), client.events.end(), "end");
+    if (name.starts_with("c.") && ended == 1 && passes != 2) return Timeout("not there yet");
+    return Status::Ok();
+  };
+  const Dataset data = MakePatterns(16);
+  const auto report = Train(client, model, data, Options(2, 4));
+  REQUIRE(report.ok());
+  const std::vector<std::string> backward = {
+      "push c.bias", "push c.weight", "push b.bias", "push b.weight",
+      "push a.bias", "push a.weight", "end"};
+  std::vector<std::string> expected = {"forward a", "forward b", "forward c"};
+  expected.insert(expected.end(), backward.begin(), backward.end());
+  for (const std::string layer : {"a", "b", "c"}) {
+    expected.push_back("wait " + layer + ".weight");
+    expected.push_back("wait " + layer + ".bias");
+    expected.push_back("forward " + layer);
+  }
+  expected.insert(expected.end(), backward.begin(), backward.end());
+  for (const std::string layer : {"a", "b", "c"}) {  // the updates of the last step
+    expected.push_back("wait " + layer + ".weight");
+    expected.push_back("wait " + layer + ".bias");
+  }
+  CHECK(client.events == expected);
+  CHECK(client.in_flight() == 0);
+}
+
+TEST_CASE("tensors are declared by name and shape, front layers most urgent", "[trainer][order]") {
+  RecordingClient client;
+  const auto made = MakeModel("conv", kSide, kSide, 10, 4, 1);
+  REQUIRE(made.ok());
+  REQUIRE(Train(client, **made, MakePatterns(8), Options(1, 4)).ok());
+  const auto& tensors = client.plan().tensors;
+  REQUIRE(tensors.size() == 8);
+  CHECK(tensors[0].name == "conv0.weight");
+  CHECK(tensors[0].shape == std::vector<std::uint64_t>{16, 5, 5, 1});
+  CHECK(tensors[1].name == "conv0.bias");
+  CHECK(tensors[2].name == "conv1.weight");
+  CHECK(tensors[7].name == "dense1.bias");
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    CHECK(tensors[i].dtype == DType::kFloat32);
+    CHECK(tensors[i].op == ReduceOp::kAverage);
+    CHECK(tensors[i].num_elements() == (*made)->parameters()[i]->value.size());
+    if (i % 2 == 1) {
+      CHECK(tensors[i].priority == tensors[i - 1].priority);
+    } else if (i > 0) {
+      CHECK(tensors[i].priority < tensors[i - 1].priority);
+    }
+  }
+}
+
+TEST_CASE("one step is the update that its formula says", "[trainer][update]") {
+  // With a rate of r and no history, a weight moves by r (gradient + decay weight). The gradient
+  // itself is what the client was handed.
+  RecordingClient client;
+  const auto model = MakeSmall(4);
+  std::vector<std::vector<float>> before;
+  for (const Parameter* p : model->parameters()) before.push_back(Values(*p));
+  std::map<std::string, std::vector<float>> gradients;
+  client.on_result = [&](const std::string& name, std::span<float> values) {
+    gradients[name].assign(values.begin(), values.end());
+  };
+  TrainOptions options = Options(1, 4);
+  options.weight_decay = 0.25;
+  REQUIRE(Train(client, *model, MakePatterns(8), options).ok());
+  for (const Parameter* p : model->parameters()) {
+    CAPTURE(p->name);
+    const float decay = p->is_weight() ? 0.25F : 0.0F;
+    const std::vector<float>& gradient = gradients[p->name];
+    REQUIRE(gradient.size() == p->value.size());
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      const float w = before[p->index][i];
+      const volatile float decayed = decay * w;
+      const volatile float total = gradient[i] + decayed;
+      const volatile float change = 0.05F * total;
+      REQUIRE(p->value.data()[i] == w - change);
+    }
+  }
+}
+
+TEST_CASE("training lowers the loss and the parameters repeat bit by bit", "[trainer][training]") {
+  const Dataset data = MakePatterns(400);
+  for (const std::string name : {"dense", "conv"}) {
+    CAPTURE(name);
+    std::vector<std::uint64_t> digests;
+    for (int run = 0; run < 2; ++run) {
+      std::unique_ptr<Model> model;
+      if (name == "dense") {
+        model = MakeSmall(16);
+      } else {
+        std::vector<std::unique_ptr<Layer>> layers;
+        layers.push_back(MakeConv("conv0", kSide, kSide, 1, 4, 3, true));
+        layers.push_back(MakeMaxPool(kSide, kSide, 4));
+        layers.push_back(MakeDense("dense0", kSide * kSide, 10, false));
+        model = std::make_unique<Model>(std::move(layers), 16, 1);
+      }
+      RecordingClient client;
+      std::vector<double> losses;
+      TrainOptions options = Options(300, 16);
+      options.on_step = [&](std::uint64_t step, double loss) {
+        CHECK(step == losses.size());
+        losses.push_back(loss);
+      };
+      const auto report = Train(client, *model, data, options);
+      REQUIRE(report.ok());
+      REQUIRE(losses.size() == 300);
+      CHECK(report->steps == 300);
+      CHECK(report->first_loss == losses[0]);
+      CHECK(report->last_loss < 0.2 * report->first_loss);
+      CHECK(Evaluate(*model, data) > 0.95);
+      CHECK(report->digest == model->Digest());
+      digests.push_back(report->digest);
+    }
+    CHECK(digests[0] == digests[1]);
+  }
+}
+
+TEST_CASE("another seed gives other parameters and other batches", "[trainer][training]") {
+  CHECK(MakeSmall(1, 1)->Digest() == MakeSmall(1, 1)->Digest());
+  CHECK(MakeSmall(1, 1)->Digest() != MakeSmall(1, 2)->Digest());
+  const Dataset data = MakePatterns(64);
+  std::vector<std::uint64_t> digests;
+  for (const std::uint64_t seed : {1U, 2U}) {
+    const auto model = MakeSmall(8, 1);
+    TrainOptions options = Options(3, 8);
+    options.seed = seed;
+    RecordingClient client;
+    const auto report = Train(client, *model, data, options);
+    REQUIRE(report.ok());
+    digests.push_back(report->digest);
+  }
+  CHECK(digests[0] != digests[1]);
+}
+
+TEST_CASE("weights start with a variance of 2 over the fan-in", "[trainer][training]") {
+  std::vector<std::unique_ptr<Layer>> layers;
+  layers.push_back(MakeDense("dense0", 200, 500, true));
+  Model model(std::move(layers), 1, 9);
+  double sum = 0.0;
+  double squares = 0.0;
+  const Parameter& weight = *model.parameters()[0];
+  for (const float w : weight.value.span()) {
+    sum += static_cast<double>(w);
+    squares += static_cast<double>(w) * static_cast<double>(w);
+  }
+  const double n = 1e5;
+  // Deviation of the mean: 0.1 / sqrt(n) = 3.2e-4; of the variance: 0.01 sqrt(2 / n) = 4.5e-5.
+  // Five of each.
+  CHECK(std::abs(sum / n) < 1.6e-3);
+  CHECK(std::abs(squares / n - 0.01) < 2.3e-4);
+  for (const float b : model.parameters()[1]->value.span()) CHECK(b == 0.0F);
+}
+
+struct Outcome {
+  std::optional<Result<TrainReport>> report;
+  std::unique_ptr<Model> model;
+};
+
+std::vector<Outcome> TrainTogether(std::uint32_t workers, const Dataset& data,
+                                   const TrainOptions& options,
+                                   const std::function<void(AveragingClient&)>& prepare = {}) {
+  Meeting meeting(workers);
+  std::vector<Outcome> outcomes(workers);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < workers; ++rank) {
+    threads.emplace_back([&, rank] {
+      AveragingClient client(meeting, rank);
+      if (prepare) prepare(client);
+      // Other initial parameters on each rank: the broadcast has to make them equal.
+      outcomes[rank].model = MakeSmall(options.batch, 1 + rank);
+      outcomes[rank].report.emplace(Train(client, *outcomes[rank].model, data, options));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+TEST_CASE("two workers equal one with twice the batch", "[trainer][workers]") {
+  const Dataset data = MakePatterns(100);
+  const auto outcomes = TrainTogether(2, data, Options(20, 8));
+  REQUIRE(outcomes[0].report->ok());
+  REQUIRE(outcomes[1].report->ok());
+  CHECK((*outcomes[0].report)->digest == (*outcomes[1].report)->digest);
+
+  RecordingClient client;
+  const auto model = MakeSmall(16);
+  REQUIRE(Train(client, *model, data, Options(20, 16)).ok());
+  // The gradient is the same sum of 16 samples in another order: it differs by at most
+  // 16 * 2^-24 = 1e-6 of the sum of magnitudes, which is about 1 at the start. Over 20 steps of
+  // rate 0.05, with momentum worth a factor of 10, that is 20 * 0.05 * 10 * 1e-6 = 1e-5; the loss's
+  // curvature may grow it a little. A wrong slice or a missing division moves weights by 1e-2.
+  double worst = 0.0;
+  for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+    const auto one = model->parameters()[i]->value.span();
+    const auto two = outcomes[0].model->parameters()[i]->value.span();
+    for (std::size_t k = 0; k < one.size(); ++k) {
+      worst = std::max(worst, std::abs(static_cast<double>(one[k]) - static_cast<double>(two[k])));
+    }
+  }
+  CHECK(worst < 1e-4);
+}
+
+TEST_CASE("all ranks fail if one ends with other parameters", "[trainer][workers]") {
+  const auto outcomes =
+      TrainTogether(3, MakePatterns(50), Options(2, 4), [](AveragingClient& client) {
+        if (client.rank() != 1) return;
+        client.on_broadcast = [](const std::string& name, MutableBytes data) {
+          if (name == "dense0.bias.initial") data[0] ^= std::byte{1};
+        };
+      });
+  for (const Outcome& outcome : outcomes) {
+    CHECK(outcome.report->status().code() == StatusCode::kInternal);
+    CHECK(outcome.report->status().message().find("rank 1") != std::string::npos);
+  }
+}
+
+TEST_CASE("a gradient that is not finite leaves its tensor alone for that step",
+          "[trainer][nonfinite]") {
+  const float bad =
+      GENERATE(std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity());
+  RecordingClient client;
+  const auto model = MakeSmall(4);
+  std::vector<std::vector<float>> before;
+  for (const Parameter* p : model->parameters()) before.push_back(Values(*p));
+  client.on_result = [&](const std::string& name, std::span<float> values) {
+    if (name == "dense1.weight") values[values.size() / 2] = bad;
+  };
+  const auto report = Train(client, *model, MakePatterns(8), Options(1, 4));
+  REQUIRE(report.ok());
+  CHECK(report->skipped_updates == 1);
+  for (const Parameter* p : model->parameters()) {
+    CAPTURE(p->name);
+    CHECK((Values(*p) == before[p->index]) == (p->name == "dense1.weight"));
+    if (p->name != "dense1.weight") continue;
+    for (const float v : p->velocity.span()) CHECK(v == 0.0F);
+  }
+}
+
+TEST_CASE("an error of the client ends the run with nothing in flight", "[trainer][errors]") {
+  RecordingClient client;
+  const auto model = MakeSmall(4);
+  client.on_wait = [&](const std::string& name) {
+    return name == "dense1.weight" ? Unavailable("server 0 is gone") : Status::Ok();
+  };
+  const auto report = Train(client, *model, MakePatterns(8), Options(5, 4));
+  CHECK(report.status() == Unavailable("server 0 is gone"));
+  CHECK(client.in_flight() == 0);
+}
+
+TEST_CASE("options that make no sense are refused", "[trainer][errors]") {
+  RecordingClient client;
+  const auto model = MakeSmall(4);
+  const Dataset data = MakePatterns(8);
+  std::vector<TrainOptions> wrong(7, Options(1, 4));
+  wrong[0].batch = 0;
+  wrong[1].batch = 5;
+  wrong[2].rate = -1.0;
+  wrong[3].rate = std::numeric_limits<double>::quiet_NaN();
+  wrong[4].momentum = 1.0;
+  wrong[5].momentum = std::numeric_limits<double>::quiet_NaN();
+  wrong[6].weight_decay = -1.0;
+  for (std::size_t i = 0; i < wrong.size(); ++i) {
+    CAPTURE(i);
+    CHECK(Train(client, *model, data, wrong[i]).status().code() == StatusCode::kInvalidArgument);
+  }
+  CHECK(Train(client, *model, Dataset(), Options(1, 4)).status().code() ==
+        StatusCode::kInvalidArgument);
+  CHECK(MakeModel("vgg", 28, 28, 10, 4, 1).status().code() == StatusCode::kInvalidArgument);
+  CHECK(MakeModel("conv", 30, 28, 10, 4, 1).status().code() == StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("gradient rounds and the initial broadcast are counted apart", "[trainer][report]") {
+  RecordingClient client;
+  const auto model = MakeSmall(4);
+  std::vector<Progress> lines;
+  TrainOptions options = Options(3, 4);
+  options.progress_every_s = 1e9;  // the last step reports anyway
+  options.on_progress = [&](const Progress& progress) { lines.push_back(progress); };
+  const auto report = Train(client, *model, MakePatterns(8), options);
+  REQUIRE(report.ok());
+  const std::uint64_t bytes = 4 * model->num_parameters();
+  CHECK(report->broadcast.raw_push_bytes == bytes);
+  CHECK(report->broadcast.sent_bytes == bytes);
+  CHECK(report->gradients.raw_push_bytes == 3 * bytes);
+  CHECK(report->gradients.raw_pull_bytes == 3 * bytes);
+  CHECK(report->gradients.sent_bytes == 3 * bytes / 2);
+  CHECK(report->gradients.received_bytes == 3 * bytes / 2);
+  CHECK(report->flops == 3 * model->StepFlops(4));
+  CHECK(model->StepFlops(4) == 2.0 * 4 * (2 * 64 * 32 + 3 * 32 * 24 + 3 * 24 * 10));
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].step == 3);
+  CHECK(lines[0].ratio == 2.0);
+}
+
+TEST_CASE("the report is written as JSON, with nulls for what is not there", "[trainer][report]") {
+  RunSummary run;
+  run.model = "a\"b\\c\nd";
+  run.report.first_loss = std::numeric_limits<double>::quiet_NaN();
+  run.report.last_loss = 0.5;
+  run.report.digest = 0xabc;
+  const std::string json = ToJson(run);
+  CHECK(json.find("\"model\": \"a\\\"b\\\\c\\u000ad\"") != std::string::npos);
+  CHECK(json.find("\"first_loss\": null") != std::string::npos);
+  CHECK(json.find("\"last_loss\": 0.5,") != std::string::npos);
+  CHECK(json.find("\"accuracy\": null") != std::string::npos);
+  CHECK(json.find("\"push_ratio\": null") != std::string::npos);
+  CHECK(json.find("\"digest\": \"0000000000000abc\"\n}") != std::string::npos);
+  run.has_accuracy = true;
+  run.accuracy = 0.875;
+  run.report.gradients = {800, 900, 100, 300};
+  const std::string full = ToJson(run);
+  CHECK(full.find("\"accuracy\": 0.875") != std::string::npos);
+  CHECK(full.find("\"push_ratio\": 8,") != std::string::npos);
+  CHECK(full.find("\"pull_ratio\": 3,") != std::string::npos);
+}
+
+TEST_CASE("the client without servers gives gradients back and checks sizes", "[trainer][local]") {
+  const auto client = MakeLocalClient();
+  CHECK(client->num_workers() == 1);
+  const TensorDeclaration tensor{.name = "t", .shape = {3}};
+  const auto ids = client->Declare(std::span(&tensor, 1));
+  REQUIRE(ids.ok());
+  std::vector<float> in = {1, 2, 3};
+  std::vector<float> out(3);
+  const auto handle = client->PushPullAsync((*ids)[0], AsBytes(std::span(in)),
+                                            std::as_writable_bytes(std::span(out)));
+  REQUIRE(handle.ok());
+  CHECK(client->Wait(*handle).ok());
+  CHECK(out == in);
+  CHECK(client->stats().raw_push_bytes == 12);
+  CHECK(client
+            ->PushPullAsync((*ids)[0], AsBytes(std::span(in)).first(8),
+                            std::as_writable_bytes(std::span(out)))
+            .status()
+            .code() == StatusCode::kInvalidArgument);
+  CHECK(client->PushPullAsync({7}, {}, {}).status().code() == StatusCode::kInvalidArgument);
+  CHECK_FALSE(client->Broadcast("b", {}, 1).ok());
+}
+
+}  // namespace
+}  // namespace gradwire::trainer
