@@ -89,14 +89,13 @@ Result<int> ParseDuration(const std::string& text) {
 }
 
 std::string FormatSize(std::uint64_t bytes) {
-  std::string text = std::to_string(bytes);
-  if (bytes == 0) return text;
+  const UnitName* best = nullptr;
   for (const UnitName& unit : kSizeUnits) {
-    if (unit.factor == 1 || bytes % unit.factor != 0) continue;
-    const std::string candidate = fmt::format("{}{}", bytes / unit.factor, unit.name);
-    if (candidate.size() < text.size()) text = candidate;
+    if (unit.factor == 1 || bytes == 0 || bytes % unit.factor != 0) continue;
+    if (best == nullptr || unit.factor > best->factor) best = &unit;
   }
-  return text;
+  return best == nullptr ? std::to_string(bytes)
+                         : fmt::format("{}{}", bytes / best->factor, best->name);
 }
 
 std::string FormatDuration(std::int64_t milliseconds) {

@@ -5,7 +5,7 @@
 
 namespace gradwire {
 
-/// The shortest exact written form: 65536 -> "64KiB", 1000 -> "1000".
+/// The exact written form in the largest unit there is: 65536 -> "64KiB", 65537 -> "65537".
 std::string FormatSize(std::uint64_t bytes);
 /// 60000 -> "60s", 1500 -> "1500ms".
 std::string FormatDuration(std::int64_t milliseconds);

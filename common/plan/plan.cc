@@ -419,9 +419,9 @@ Result<Plan> ReplayPlan(const Plan& plan, std::span<const TensorDeclaration> bat
                             !phase.uplink_feedback && !phase.downlink_feedback;
       if (!is_plain && (!IsFloat(unit.dtype) || unit.op == ReduceOp::kBroadcast)) {
         return InvalidArgument(fmt::format(
-            "the saved plan compresses tensor '{}', a {} of {}, which is possible with none only",
-            saved.tensors[unit.members.front().tensor].name, ReduceOpName(unit.op),
-            DTypeName(unit.dtype)));
+            "the saved plan compresses tensor '{}', but a tensor of {} to {} goes as none",
+            saved.tensors[unit.members.front().tensor].name, DTypeName(unit.dtype),
+            ReduceOpName(unit.op)));
       }
     }
     next.units.push_back(unit);

@@ -41,7 +41,7 @@ TEST_CASE("sizes are whole numbers with a unit of bytes", "[config][unit]") {
     REQUIRE_FALSE(parsed.ok());
     CHECK(parsed.status().code() == StatusCode::kInvalidArgument);
     CHECK(parsed.status().message() ==
-          "'" + std::string(text) +
+          std::string("'") + text +
               "' is not a size, expected a whole number of bytes or one with KB, MB, GB, TB, KiB, "
               "MiB, GiB or TiB, such as 64KiB");
   }
@@ -49,7 +49,7 @@ TEST_CASE("sizes are whole numbers with a unit of bytes", "[config][unit]") {
     CAPTURE(text);
     const auto parsed = ParseSize(text);
     REQUIRE_FALSE(parsed.ok());
-    CHECK(parsed.status().message() == "'" + std::string(text) + "' is more than 64 bits of bytes");
+    CHECK(parsed.status().message() == std::string("'") + text + "' is more than 64 bits of bytes");
   }
   // Too large and not a size either: the unit is what is wrong.
   CHECK(ParseSize("99999999999999999999999bananas").status().message().find("not a size") !=
@@ -77,7 +77,7 @@ TEST_CASE("durations are whole numbers with a unit of time", "[config][unit]") {
     const auto parsed = ParseDuration(text);
     REQUIRE_FALSE(parsed.ok());
     CHECK(parsed.status().message() ==
-          "'" + std::string(text) +
+          std::string("'") + text +
               "' is not a time, expected a whole number with ms, s, m or h, such as 200ms");
   }
   for (const char* text : {"2147483648ms", "597h", "99999999999999999999s"}) {
@@ -85,7 +85,7 @@ TEST_CASE("durations are whole numbers with a unit of time", "[config][unit]") {
     const auto parsed = ParseDuration(text);
     REQUIRE_FALSE(parsed.ok());
     CHECK(parsed.status().message() ==
-          "'" + std::string(text) + "' is more than 2147483647 milliseconds");
+          std::string("'") + text + "' is more than 2147483647 milliseconds");
   }
 }
 

@@ -1,0 +1,703 @@
+#include "common/plan/plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "common/base/random.h"
+#include "common/wire/control.h"
+#include "tests/catch.h"
+
+namespace gradwire {
+namespace {
+
+TensorDeclaration Tensor(const std::string& name, std::vector<std::uint64_t> shape,
+                         DType dtype = DType::kFloat32, ReduceOp op = ReduceOp::kAverage,
+                         std::int32_t priority = 0) {
+  TensorDeclaration tensor;
+  tensor.name = name;
+  tensor.dtype = dtype;
+  tensor.shape = std::move(shape);
+  tensor.priority = priority;
+  tensor.op = op;
+  return tensor;
+}
+
+LinkCompression Link(const std::string& written, FeedbackMode feedback = FeedbackMode::kAuto) {
+  auto spec = ParseCompressorSpec(written);
+  REQUIRE(spec.ok());
+  return {*spec, feedback};
+}
+
+PlanOptions Options(const std::string& uplink = "none", const std::string& downlink = "none") {
+  PlanOptions options;
+  options.compression.uplink = Link(uplink);
+  options.compression.downlink = Link(downlink);
+  return options;
+}
+
+Plan Extended(const Plan& plan, const std::vector<TensorDeclaration>& batch,
+              const PlanOptions& options) {
+  auto next = ExtendPlan(plan, batch, options, BuiltinCompressors());
+  INFO(next.status().ToString());
+  REQUIRE(next.ok());
+  return *next;
+}
+
+Plan Made(const std::vector<TensorDeclaration>& batch, const PlanOptions& options) {
+  return Extended(EmptyPlan(options), batch, options);
+}
+
+std::string Refusal(const std::vector<TensorDeclaration>& batch, const PlanOptions& options) {
+  const auto plan = ExtendPlan(EmptyPlan(options), batch, options, BuiltinCompressors());
+  REQUIRE_FALSE(plan.ok());
+  CHECK(plan.status().code() == StatusCode::kInvalidArgument);
+  return plan.status().message();
+}
+
+/// The parts of a unit that are maths: all but where it lies.
+std::vector<Unit> WithoutPlacement(const Plan& plan) {
+  std::vector<Unit> units = plan.units;
+  for (Unit& unit : units) unit.server = unit.lane = 0;
+  return units;
+}
+
+/// 161 gradients of a residual network with 25.6 million parameters: convolutions in four stages of
+/// bottlenecks, batch normalizations of two vectors each, one dense layer.
+std::vector<TensorDeclaration> ResNetLike() {
+  std::vector<TensorDeclaration> tensors;
+  const auto add = [&](const std::string& name, std::vector<std::uint64_t> shape) {
+    tensors.push_back(Tensor(name, std::move(shape), DType::kFloat32, ReduceOp::kAverage,
+                             -static_cast<std::int32_t>(tensors.size())));
+  };
+  const auto convolution = [&](const std::string& name, std::uint64_t out, std::uint64_t in,
+                               std::uint64_t kernel) {
+    add(name + ".weight", {out, in, kernel, kernel});
+    add(name + ".norm.weight", {out});
+    add(name + ".norm.bias", {out});
+  };
+  convolution("stem", 64, 3, 7);
+  const int blocks[] = {3, 4, 6, 3};
+  std::uint64_t in = 64;
+  for (std::size_t stage = 0; stage < 4; ++stage) {
+    const std::uint64_t width = std::uint64_t{64} << stage;
+    for (int block = 0; block < blocks[stage]; ++block) {
+      const std::string name = "layer" + std::to_string(stage) + "." + std::to_string(block);
+      convolution(name + ".conv0", width, in, 1);
+      convolution(name + ".conv1", width, width, 3);
+      convolution(name + ".conv2", 4 * width, width, 1);
+      if (block == 0) convolution(name + ".shortcut", 4 * width, in, 1);
+      in = 4 * width;
+    }
+  }
+  add("dense.weight", {1000, 2048});
+  add("dense.bias", {1000});
+  return tensors;
+}
+
+/// Every element of every tensor is in exactly one unit, and units are consistent in themselves.
+void CheckCovers(const Plan& plan) {
+  std::map<std::uint32_t, std::uint64_t> covered;
+  for (std::size_t i = 0; i < plan.units.size(); ++i) {
+    const Unit& unit = plan.units[i];
+    CAPTURE(i);
+    CHECK(unit.key == i);
+    CHECK(unit.server < plan.num_servers);
+    CHECK(unit.lane < plan.lanes_per_server);
+    std::uint64_t filled = 0;
+    for (const UnitMember& member : unit.members) {
+      CHECK(member.unit_offset == filled);
+      CHECK(member.tensor_offset == covered[member.tensor]);
+      CHECK(plan.tensors[member.tensor].dtype == unit.dtype);
+      CHECK(plan.tensors[member.tensor].op == unit.op);
+      CHECK(plan.tensors[member.tensor].priority <= unit.priority);
+      filled += member.count;
+      covered[member.tensor] += member.count;
+    }
+    CHECK(filled == unit.num_elements);
+  }
+  for (std::uint32_t t = 0; t < plan.tensors.size(); ++t) {
+    CAPTURE(plan.tensors[t].name);
+    CHECK(covered[t] == plan.tensors[t].num_elements());
+  }
+  // The wire's own checks agree.
+  const auto parsed = ParsePlan(Serialize(plan));
+  INFO(parsed.status().ToString());
+  REQUIRE(parsed.ok());
+  CHECK(*parsed == plan);
+}
+
+TEST_CASE("large tensors are cut into units of whole blocks", "[plan][unit]") {
+  PlanOptions options = Options();
+  options.partition_bytes = 100000;  // 25000 elements, 6 whole blocks
+  const Plan plan = Made({Tensor("w", {50000})}, options);
+  REQUIRE(plan.units.size() == 3);
+  CHECK(plan.units[0].num_elements == 24576);
+  CHECK(plan.units[1].num_elements == 24576);
+  CHECK(plan.units[2].num_elements == 848);
+  CHECK(plan.units[1].members == std::vector<UnitMember>{{0, 24576, 0, 24576}});
+  CheckCovers(plan);
+  CHECK(plan.version == 1);
+}
+
+TEST_CASE("a unit's automatic size depends on how strong both compressors are", "[plan][unit]") {
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  struct Row {
+    const char* uplink;
+    const char* downlink;
+    std::uint64_t bytes;
+  };
+  for (const Row& row : {Row{"none", "none", kMiB}, Row{"fp16", "fp16", kMiB},
+                         Row{"bf16", "none", kMiB}, Row{"onebit", "onebit", 2 * kMiB},
+                         Row{"topk(ratio=0.01)", "onebit", 2 * kMiB}, Row{"onebit", "none", kMiB},
+                         Row{"none", "onebit", kMiB}, Row{"topk(ratio=0.9)", "onebit", kMiB}}) {
+    CAPTURE(row.uplink, row.downlink);
+    const Plan plan = Made({Tensor("w", {3 * kMiB})}, Options(row.uplink, row.downlink));
+    CHECK(plan.units[0].num_elements == row.bytes / sizeof(float));
+    CheckCovers(plan);
+  }
+  // Another dtype has as many elements, not as many bytes; the phases of a warm-up don't matter.
+  PlanOptions options = Options("onebit", "onebit");
+  options.compression.warmup_steps = 10;
+  const Plan plan = Made({Tensor("w", {3 * kMiB}, DType::kFloat64)}, options);
+  CHECK(plan.units[0].num_elements == 2 * kMiB / sizeof(float));
+}
+
+TEST_CASE("small tensors of one kind are fused in declared order", "[plan][unit]") {
+  PlanOptions options = Options();
+  options.partition_bytes = 16384;  // 4096 elements
+  options.fuse_below = 8192;
+  const Plan plan =
+      Made({Tensor("a", {1500}, DType::kFloat32, ReduceOp::kAverage, -5),
+            Tensor("big", {2048}),  // exactly fuse_below: not fused
+            Tensor("b", {1500}, DType::kFloat32, ReduceOp::kAverage, 3), Tensor("none", {0, 7}),
+            Tensor("h", {10}, DType::kFloat16), Tensor("s", {10}, DType::kFloat32, ReduceOp::kSum),
+            Tensor("c", {1500}),  // does not fit any more
+            Tensor("d", {1096}), Tensor("scalar", {})},
+           options);
+  CheckCovers(plan);
+  REQUIRE(plan.units.size() == 5);
+  CHECK(plan.units[0].members == std::vector<UnitMember>{{0, 0, 0, 1500}, {2, 0, 1500, 1500}});
+  CHECK(plan.units[0].priority == 3);
+  CHECK(plan.units[1].members == std::vector<UnitMember>{{1, 0, 0, 2048}});
+  CHECK(plan.units[2].dtype == DType::kFloat16);
+  CHECK(plan.units[3].op == ReduceOp::kSum);
+  CHECK(plan.units[4].members ==
+        std::vector<UnitMember>{{6, 0, 0, 1500}, {7, 0, 1500, 1096}, {8, 0, 2596, 1}});
+}
+
+TEST_CASE("tensors under different rules are not fused", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "onebit");
+  options.compression.min_bytes = 0;
+  options.compression.rules = {{"*.bias", Link("none"), Link("none")},
+                               {"x*", Link("topk(ratio=0.1)"), std::nullopt},
+                               {"x.bias", Link("fp16"), Link("fp16")}};
+  const Plan plan = Made({Tensor("a.weight", {9}), Tensor("a.bias", {9}), Tensor("x", {9}),
+                          Tensor("x.bias", {9}), Tensor("b.weight", {9})},
+                         options);
+  CheckCovers(plan);
+  REQUIRE(plan.units.size() == 3);
+  CHECK(plan.units[0].phases == std::vector<Phase>{{0, "onebit", "onebit", true, true}});
+  CHECK(plan.units[0].members.size() == 2);
+  // The first rule that matches counts.
+  CHECK(plan.units[1].phases == std::vector<Phase>{{0, "none", "none", false, false}});
+  CHECK(plan.units[1].members.size() == 2);
+  // What a rule leaves out is as everywhere.
+  CHECK(plan.units[2].phases == std::vector<Phase>{{0, "topk(ratio=0.1)", "onebit", true, true}});
+}
+
+TEST_CASE("nothing is fused below zero, and cut where fusing would not fit", "[plan][unit]") {
+  PlanOptions options = Options();
+  options.fuse_below = 0;
+  CHECK(Made({Tensor("a", {1}), Tensor("b", {1})}, options).units.size() == 2);
+  options.fuse_below = std::uint64_t{1} << 30;
+  options.partition_bytes = 16384;
+  const Plan plan = Made({Tensor("a", {10000}), Tensor("b", {4095}), Tensor("c", {1})}, options);
+  CheckCovers(plan);
+  REQUIRE(plan.units.size() == 4);
+  CHECK(plan.units[3].members.size() == 2);
+}
+
+TEST_CASE("min_bytes is applied to the finished unit", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "topk");
+  options.compression.min_bytes = 4000;
+  options.fuse_below = 4000;
+  const Plan fused = Made({Tensor("a", {500}), Tensor("b", {500})}, options);
+  REQUIRE(fused.units.size() == 1);
+  CHECK(fused.units[0].phases[0].uplink == "onebit");
+  const Plan small = Made({Tensor("a", {500}), Tensor("b", {499})}, options);
+  REQUIRE(small.units.size() == 1);
+  CHECK(small.units[0].phases == std::vector<Phase>{Phase{}});
+  // Raw bytes: those of the dtype.
+  CHECK(Made({Tensor("a", {1000}, DType::kFloat16)}, options).units[0].phases ==
+        std::vector<Phase>{Phase{}});
+}
+
+TEST_CASE("a warm-up is a phase of none before the steady one", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "onebit");
+  options.compression.warmup_steps = 100;
+  const Plan plan = Made(
+      {Tensor("w", {100000}), Tensor("i", {100000}, DType::kInt32), Tensor("tiny", {1})}, options);
+  CHECK(plan.units[0].phases == std::vector<Phase>{{0, "none", "none", false, false},
+                                                   {100, "onebit", "onebit", true, true}});
+  CHECK(plan.units[0].PhaseAt(99) == 0);
+  CHECK(plan.units[0].PhaseAt(100) == 1);
+  CHECK(plan.units[1].phases == std::vector<Phase>{Phase{}});
+  CHECK(plan.units[2].phases == std::vector<Phase>{Phase{}});
+}
+
+TEST_CASE("feedback is resolved for each direction", "[plan][unit]") {
+  struct Row {
+    const char* compressor;
+    FeedbackMode mode;
+    bool expected;
+  };
+  for (const Row& row :
+       {Row{"none", FeedbackMode::kAuto, false}, Row{"none", FeedbackMode::kEf, false},
+        Row{"fp16", FeedbackMode::kAuto, false}, Row{"fp16", FeedbackMode::kEf, true},
+        Row{"bf16", FeedbackMode::kAuto, false}, Row{"bf16", FeedbackMode::kOff, false},
+        Row{"onebit", FeedbackMode::kAuto, true}, Row{"onebit", FeedbackMode::kOff, false},
+        Row{"onebit", FeedbackMode::kEf, true}, Row{"topk", FeedbackMode::kAuto, true},
+        Row{"topk", FeedbackMode::kOff, false}}) {
+    CAPTURE(row.compressor, static_cast<int>(row.mode));
+    PlanOptions options = Options("none", "onebit");
+    options.compression.uplink = Link(row.compressor, row.mode);
+    const Plan up = Made({Tensor("w", {100000})}, options);
+    CHECK(up.units[0].phases[0].uplink_feedback == row.expected);
+    CHECK(up.units[0].phases[0].downlink_feedback);
+    options = Options("onebit", "none");
+    options.compression.downlink = Link(row.compressor, row.mode);
+    const Plan down = Made({Tensor("w", {100000})}, options);
+    CHECK(down.units[0].phases[0].downlink_feedback == row.expected);
+    CHECK(down.units[0].phases[0].uplink_feedback);
+  }
+}
+
+TEST_CASE("integers and broadcasts go as none, floats of any size are compressed", "[plan][unit]") {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
+                            DType::kInt8, DType::kUInt8, DType::kInt32, DType::kInt64}) {
+    for (const ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kBroadcast}) {
+      CAPTURE(DTypeName(dtype), ReduceOpName(op));
+      PlanOptions options = Options("onebit", "onebit");
+      options.compression.rules = {{"*", Link("topk"), std::nullopt}};
+      const Plan plan = Made({Tensor("w", {1000000}, dtype, op)}, options);
+      CheckCovers(plan);
+      const bool compressed = IsFloat(dtype) && op != ReduceOp::kBroadcast;
+      const std::vector<Phase> expected = {compressed ? Phase{0, "topk", "onebit", true, true}
+                                                      : Phase{}};
+      for (const Unit& unit : plan.units) {
+        if (unit.raw_bytes() >= options.compression.min_bytes) CHECK(unit.phases == expected);
+      }
+      CHECK(plan.units.front().num_elements == (compressed ? 524288 : 262144));
+    }
+  }
+}
+
+TEST_CASE("units are the same whatever the number of workers, servers and lanes", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "topk(ratio=0.01)");
+  const std::vector<Unit> expected = WithoutPlacement(Made(ResNetLike(), options));
+  for (const std::uint32_t servers : {1, 2, 3, 16}) {
+    for (const std::uint32_t lanes : {1, 2, 5}) {
+      CAPTURE(servers, lanes);
+      options.num_workers = servers + lanes;
+      options.num_servers = servers;
+      options.lanes_per_server = lanes;
+      const Plan plan = Made(ResNetLike(), options);
+      CHECK(WithoutPlacement(plan) == expected);
+      CheckCovers(plan);
+    }
+  }
+}
+
+TEST_CASE("adding tensors moves nothing", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "onebit");
+  options.num_servers = 3;
+  options.lanes_per_server = 2;
+  const std::vector<TensorDeclaration> all = ResNetLike();
+  Plan plan = EmptyPlan(options);
+  CounterRng random(7);
+  std::size_t next = 0;
+  while (next < all.size()) {
+    const std::size_t count = std::min<std::size_t>(random.NextBelow(20), all.size() - next);
+    const Plan larger = Extended(plan,
+                                 {all.begin() + static_cast<std::ptrdiff_t>(next),
+                                  all.begin() + static_cast<std::ptrdiff_t>(next + count)},
+                                 options);
+    CHECK(larger.version == plan.version + 1);
+    REQUIRE(larger.units.size() >= plan.units.size());
+    CHECK(std::equal(plan.units.begin(), plan.units.end(), larger.units.begin()));
+    CHECK(std::equal(plan.tensors.begin(), plan.tensors.end(), larger.tensors.begin()));
+    plan = larger;
+    next += count;
+  }
+  CheckCovers(plan);
+}
+
+TEST_CASE("bytes are even over servers and lanes", "[plan][unit]") {
+  for (const char* compressor : {"none", "fp16", "onebit", "topk(ratio=0.01)"}) {
+    for (const auto& [servers, lanes] : {std::pair{2, 1}, std::pair{4, 1}, std::pair{2, 2}}) {
+      CAPTURE(compressor, servers, lanes);
+      PlanOptions options = Options(compressor, compressor);
+      options.num_servers = static_cast<std::uint32_t>(servers);
+      options.lanes_per_server = static_cast<std::uint32_t>(lanes);
+      options.compression.rules = {{"*.norm.*", Link("none"), Link("none")}};
+      // A broadcast of all parameters before must not unbalance what comes every step.
+      std::vector<TensorDeclaration> parameters = ResNetLike();
+      for (TensorDeclaration& tensor : parameters) {
+        tensor.name += "/initial";
+        tensor.op = ReduceOp::kBroadcast;
+      }
+      const Plan plan = Extended(Made(parameters, options), ResNetLike(), options);
+      std::vector<double> load(static_cast<std::size_t>(servers * lanes), 0);
+      double total = 0;
+      for (const Unit& unit : plan.units) {
+        if (unit.op == ReduceOp::kBroadcast) continue;
+        const auto bytes = WireBytes(unit, unit.phases.back(), BuiltinCompressors());
+        REQUIRE(bytes.ok());
+        const auto sum = static_cast<double>(bytes->uplink + bytes->downlink);
+        load[unit.server * options.lanes_per_server + unit.lane] += sum;
+        total += sum;
+      }
+      const double mean = total / static_cast<double>(load.size());
+      CHECK(*std::max_element(load.begin(), load.end()) <= 1.1 * mean);
+    }
+  }
+}
+
+TEST_CASE("the bytes of a unit are those of its payloads", "[plan][unit]") {
+  const auto bytes_of = [](DType dtype, const char* uplink, const char* downlink) {
+    Unit unit;
+    unit.num_elements = 1000;
+    unit.dtype = dtype;
+    const auto bytes = WireBytes(unit, {0, uplink, downlink, false, false}, BuiltinCompressors());
+    REQUIRE(bytes.ok());
+    return std::pair{bytes->uplink, bytes->downlink};
+  };
+  using Pair = std::pair<std::uint64_t, std::uint64_t>;
+  CHECK(bytes_of(DType::kFloat32, "none", "onebit") == Pair{4000, 129});
+  CHECK(bytes_of(DType::kFloat16, "none", "fp16") == Pair{2000, 2000});
+  CHECK(bytes_of(DType::kBFloat16, "onebit", "none") == Pair{129, 2000});
+  CHECK(bytes_of(DType::kInt8, "none", "none") == Pair{1000, 1000});
+  // fp64 is summed in its own precision only if nothing is compressed.
+  CHECK(bytes_of(DType::kFloat64, "none", "none") == Pair{8000, 8000});
+  CHECK(bytes_of(DType::kFloat64, "none", "onebit") == Pair{4000, 129});
+  const auto unknown = WireBytes(Unit{}, {0, "zip", "none", false, false}, BuiltinCompressors());
+  REQUIRE_FALSE(unknown.ok());
+  CHECK(unknown.status().code() == StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("what cannot be planned is refused by name and changes nothing", "[plan][unit]") {
+  const PlanOptions options = Options("onebit", "onebit");
+  CHECK(Refusal({Tensor("a", {1}), Tensor("a", {1})}, options) == "tensor 'a' is declared twice");
+  const Plan plan = Made({Tensor("a", {1})}, options);
+  const auto again = ExtendPlan(plan, std::vector{Tensor("a", {2})}, options, BuiltinCompressors());
+  REQUIRE_FALSE(again.ok());
+  CHECK(again.status().message() == "tensor 'a' is declared twice");
+
+  CHECK(Refusal({Tensor("", {1})}, options) == "a tensor is declared without a name");
+  CHECK(Refusal({Tensor(std::string(2000, 'n'), {1})}, options).find("has a name of 2000 bytes") !=
+        std::string::npos);
+  CHECK(Refusal({Tensor("d", {1}, static_cast<DType>(99))}, options) ==
+        "tensor 'd' has the dtype number 99, which is none");
+  CHECK(Refusal({Tensor("o", {1}, DType::kFloat32, static_cast<ReduceOp>(9))}, options) ==
+        "tensor 'o' has the operation number 9, which is none");
+  CHECK(Refusal({Tensor("huge", {0, 1ULL << 40, 1ULL << 40})}, options) ==
+        "tensor 'huge' of shape [0, 1099511627776, 1099511627776] takes more than "
+        "4611686018427387904 bytes");
+  CHECK(Refusal({Tensor("large", {1ULL << 55})}, options) ==
+        "tensor 'large' would bring the plan beyond 262144 units; a larger partition.bytes makes "
+        "fewer");
+
+  const std::string unknown = Refusal({Tensor("w", {1})}, Options("zip", "none"));
+  CHECK(unknown.find("tensor 'w', uplink: ") == 0);
+  CHECK(unknown.find("zip") != std::string::npos);
+  CHECK(Refusal({Tensor("w", {1})}, Options("none", "topk(ratio=5)"))
+            .find("tensor 'w', downlink: ") == 0);
+
+  PlanOptions other = options;
+  other.num_servers = 2;
+  const auto mismatch = ExtendPlan(plan, {}, other, BuiltinCompressors());
+  REQUIRE_FALSE(mismatch.ok());
+  CHECK(mismatch.status().message() ==
+        "the plan is for 1 workers, 1 servers and 1 lanes, the options say 1, 2 and 1");
+}
+
+TEST_CASE("an empty batch is a version without new units", "[plan][unit]") {
+  const PlanOptions options = Options();
+  const Plan plan = Made({}, options);
+  CHECK(plan.version == 1);
+  CHECK(plan.units.empty());
+  CHECK(Made({Tensor("empty", {0}), Tensor("e2", {3, 0})}, options).units.empty());
+}
+
+TEST_CASE("tensors beyond 2^32 elements are planned", "[plan][unit]") {
+  PlanOptions options = Options();
+  options.partition_bytes = std::uint64_t{1} << 30;
+  const std::uint64_t n = (std::uint64_t{1} << 33) + 5;
+  const Plan plan = Made({Tensor("w", {n})}, options);
+  CheckCovers(plan);
+  CHECK(plan.units.back().members[0].tensor_offset == std::uint64_t{1} << 33);
+  CHECK(plan.units.back().num_elements == 5);
+}
+
+// ---- Replay -------------------------------------------------------------------------------------
+
+Plan Replayed(const Plan& plan, const std::vector<TensorDeclaration>& batch, const Plan& saved,
+              const PlanOptions& options) {
+  auto next = ReplayPlan(plan, batch, saved, options);
+  INFO(next.status().ToString());
+  REQUIRE(next.ok());
+  return *next;
+}
+
+std::string ReplayRefusal(const Plan& plan, const std::vector<TensorDeclaration>& batch,
+                          const Plan& saved, const PlanOptions& options) {
+  const auto next = ReplayPlan(plan, batch, saved, options);
+  REQUIRE_FALSE(next.ok());
+  CHECK(next.status().code() == StatusCode::kInvalidArgument);
+  return next.status().message();
+}
+
+TEST_CASE("a saved plan is replayed whatever the options say now", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "topk(ratio=0.01)");
+  options.num_servers = 3;
+  options.compression.warmup_steps = 4;
+  const std::vector<TensorDeclaration> first = {Tensor("a", {1000000}), Tensor("b", {10})};
+  const std::vector<TensorDeclaration> second = {Tensor("c", {3}), Tensor("none", {0}),
+                                                 Tensor("d", {300000})};
+  const Plan saved = Extended(Made(first, options), second, options);
+
+  PlanOptions now = Options("fp16", "fp16");
+  now.num_servers = 3;
+  now.partition_bytes = 16384;
+  const Plan one = Replayed(EmptyPlan(now), first, saved, now);
+  CHECK(one.version == 1);
+  CHECK(one.tensors == first);
+  CheckCovers(one);
+  CHECK(Replayed(one, second, saved, now) == saved);
+  CHECK(Replayed(one, {}, saved, now).units == one.units);
+}
+
+TEST_CASE("a saved plan of another job is refused by name", "[plan][unit]") {
+  const PlanOptions options = Options("onebit", "onebit");
+  const std::vector<TensorDeclaration> tensors = {Tensor("a", {10}), Tensor("b", {20}),
+                                                  Tensor("w", {100000})};
+  const Plan saved = Made(tensors, options);
+  const Plan empty = EmptyPlan(options);
+  CHECK(ReplayRefusal(empty, {Tensor("x", {10})}, saved, options) ==
+        "tensor 'x', number 0 of the job: name is 'a' in the saved plan, 'x' in the job");
+  CHECK(ReplayRefusal(empty, {Tensor("a", {10}), Tensor("b", {21})}, saved, options) ==
+        "tensor 'b', number 1 of the job: shape is [20] in the saved plan, [21] in the job");
+  CHECK(ReplayRefusal(empty, {Tensor("a", {10}, DType::kFloat16)}, saved, options) ==
+        "tensor 'a', number 0 of the job: dtype is float32 in the saved plan, float16 in the job");
+  std::vector<TensorDeclaration> more = tensors;
+  more.push_back(Tensor("z", {1}));
+  CHECK(ReplayRefusal(empty, more, saved, options) ==
+        "tensor 'z' is number 3 of the job, the saved plan has 3 tensors");
+  // a and b were fused; declared one after the other they can't be.
+  CHECK(ReplayRefusal(empty, {tensors[0]}, saved, options) ==
+        "the saved plan fuses tensor 'b' with tensors that the job declares at another time");
+
+  PlanOptions other = options;
+  other.num_workers = 5;
+  CHECK(ReplayRefusal(EmptyPlan(other), tensors, saved, other) ==
+        "the saved plan is for 1 workers, the job has 5");
+  other = options;
+  other.lanes_per_server = 2;
+  CHECK(ReplayRefusal(EmptyPlan(other), tensors, saved, other) ==
+        "the saved plan is for 1 lanes a server, the job has 2");
+
+  Plan changed = saved;
+  changed.units[1].phases[0].uplink = "zip";
+  const std::string unknown = ReplayRefusal(empty, tensors, changed, options);
+  CHECK(unknown.find("the saved plan, tensor 'w': ") == 0);
+
+  const Plan integers = Made({Tensor("i", {100000}, DType::kInt32)}, options);
+  changed = integers;
+  changed.units[0].phases[0].uplink = "onebit";
+  CHECK(ReplayRefusal(empty, integers.tensors, changed, options) ==
+        "the saved plan compresses tensor 'i', but a tensor of int32 to average goes as none");
+}
+
+TEST_CASE("a saved plan whose units are out of order is refused", "[plan][unit]") {
+  PlanOptions options = Options();
+  options.fuse_below = 0;
+  const std::vector<TensorDeclaration> tensors = {Tensor("a", {5}), Tensor("b", {6})};
+  Plan saved = Made(tensors, options);
+  std::swap(saved.units[0].members, saved.units[1].members);
+  std::swap(saved.units[0].num_elements, saved.units[1].num_elements);
+  REQUIRE(ParsePlan(Serialize(saved)).ok());
+  CHECK(ReplayRefusal(EmptyPlan(options), {tensors[0]}, saved, options) ==
+        "the saved plan keeps units of tensor 'a' among those of later tensors");
+  CHECK(ReplayPlan(EmptyPlan(options), tensors, saved, options).ok());
+}
+
+// ---- Files --------------------------------------------------------------------------------------
+
+class TemporaryFile {
+ public:
+  TemporaryFile()
+      : path_(std::filesystem::temp_directory_path() /
+              ("gradwire-plan-test-" + std::to_string(RandomId()))) {}
+  ~TemporaryFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  std::string path() const { return path_.string(); }
+
+  std::string Read() const {
+    std::ifstream file(path_, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+  void Write(const std::string& text) const {
+    std::ofstream(path_, std::ios::binary | std::ios::trunc) << text;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST_CASE("a plan is saved and loaded", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "topk(ratio=0.01)");
+  options.num_servers = 2;
+  options.compression.warmup_steps = 7;
+  const Plan plan = Made(ResNetLike(), options);
+  const TemporaryFile file;
+  REQUIRE(SavePlan(plan, file.path()) == Status::Ok());
+  auto loaded = LoadPlan(file.path());
+  REQUIRE(loaded.ok());
+  CHECK(*loaded == plan);
+  // Over an older one, and nothing else is left beside it.
+  const Plan other = Made({Tensor("w", {3})}, options);
+  REQUIRE(SavePlan(other, file.path()) == Status::Ok());
+  loaded = LoadPlan(file.path());
+  REQUIRE(loaded.ok());
+  CHECK(*loaded == other);
+  const std::filesystem::path path(file.path());
+  for (const auto& entry : std::filesystem::directory_iterator(path.parent_path())) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(path.filename().string())) CHECK(name == path.filename().string());
+  }
+}
+
+TEST_CASE("a damaged plan file is refused as corrupt", "[plan][fuzz]") {
+  const Plan plan = Made({Tensor("a", {100000}), Tensor("b", {3})}, Options("onebit", "onebit"));
+  const TemporaryFile file;
+  REQUIRE(SavePlan(plan, file.path()) == Status::Ok());
+  const std::string good = file.Read();
+  const auto refusal = [&](const std::string& bytes) {
+    file.Write(bytes);
+    const auto loaded = LoadPlan(file.path());
+    REQUIRE_FALSE(loaded.ok());
+    CHECK(loaded.status().code() == StatusCode::kCorruptData);
+    CHECK(loaded.status().message().find(file.path()) != std::string::npos);
+    return loaded.status().message();
+  };
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    CAPTURE(size);
+    (void)refusal(good.substr(0, size));
+  }
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    CAPTURE(at);
+    std::string bytes = good;
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << (at % 8)));
+    (void)refusal(bytes);
+  }
+  CHECK(refusal(good + "x").find("it is cut or has grown") != std::string::npos);
+  CHECK(refusal("something else entirely, longer than a head") ==
+        "'" + file.path() + "' is not a saved plan");
+}
+
+TEST_CASE("a plan file that is whole but no plan is refused with the field", "[plan][unit]") {
+  Plan plan = Made({Tensor("a", {100000})}, Options());
+  plan.units[0].server = 4;
+  const TemporaryFile file;
+  REQUIRE(SavePlan(plan, file.path()) == Status::Ok());
+  const auto loaded = LoadPlan(file.path());
+  REQUIRE_FALSE(loaded.ok());
+  CHECK(loaded.status().code() == StatusCode::kCorruptData);
+  CHECK(loaded.status().message().find("plan.units[0].server") != std::string::npos);
+}
+
+TEST_CASE("plan files that cannot be opened are named with the reason", "[plan][unit]") {
+  const Plan plan = Made({}, Options());
+  const Status saved = SavePlan(plan, "/nonexistent/folder/x.plan");
+  CHECK(saved.code() == StatusCode::kUnavailable);
+  CHECK(saved.message() ==
+        "cannot write plan '/nonexistent/folder/x.plan': No such file or directory");
+  const auto loaded = LoadPlan("/nonexistent/x.plan");
+  REQUIRE_FALSE(loaded.ok());
+  CHECK(loaded.status().code() == StatusCode::kUnavailable);
+  CHECK(loaded.status().message() ==
+        "cannot read plan '/nonexistent/x.plan': No such file or directory");
+  const auto directory = LoadPlan("/");
+  REQUIRE_FALSE(directory.ok());
+  CHECK(directory.status().message() == "cannot read plan '/': Is a directory");
+}
+
+// ---- Descriptions -------------------------------------------------------------------------------
+
+TEST_CASE("a plan is described unit by unit and lane by lane", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "fp16");
+  options.num_workers = 2;
+  options.num_servers = 2;
+  const Plan plan = Made({Tensor("w", {300000}, DType::kFloat32, ReduceOp::kAverage, 5),
+                          Tensor("p", {8}, DType::kFloat32, ReduceOp::kBroadcast),
+                          Tensor("x", {3}, DType::kInt64, ReduceOp::kSum)},
+                         options);
+  CHECK(DescribePlan(plan) ==
+        R"__(plan version 1 for 2 workers: 3 tensors in 4 units
+key  elements  priority  server  lane  dtype    operation  uplink     downlink  tensors
+  0    262144         5       0     0  float32  average    onebit+ef  fp16      'w'[0:262144]
+  1     37856         5       1     0  float32  average    onebit+ef  fp16      'w'[262144:300000]
+  2         8         0       0     0  float32  broadcast  none       none      'p'
+  3         3         0       1     0  int64    sum        none       none      'x'
+
+of one worker in one round, without broadcasts:
+server  lane  units  broadcasts  uplink bytes  downlink bytes
+     0     0      1           1         32772          524288
+     1     0      2           0          4760           75736
+)__");
+  CHECK(
+      SummarizePlan(plan) ==
+      "plan version 1: 3 tensors in 4 units, 1.1 MiB of gradients a step; 2 workers, 2 servers of "
+      "1 lanes\n"
+      "a worker sends 36.7 KiB (1/32.0) and receives 586.0 KiB (1/2.0) a step; heaviest lane 1.75 "
+      "of the mean");
+
+  options.compression.warmup_steps = 10;
+  const std::string phases = DescribePlan(Made({Tensor("w", {30000})}, options));
+  CHECK(phases.find(" none until step 10, then onebit+ef  none until step 10, then fp16  'w'\n") !=
+        std::string::npos);
+}
+
+TEST_CASE("a plan with an unknown compressor is described all the same", "[plan][unit]") {
+  Plan plan = Made({Tensor("w", {100000})}, Options());
+  plan.units[0].phases[0].uplink = "zip(level=9)";
+  CHECK(DescribePlan(plan).find("zip(level=9)") != std::string::npos);
+  CHECK(SummarizePlan(plan).find("sends 390.6 KiB (1/1.0)") != std::string::npos);
+  CHECK(SummarizePlan(EmptyPlan(Options())).find("0 tensors in 0 units") != std::string::npos);
+}
+
+TEST_CASE("declarations that differ are described with both values", "[plan][unit]") {
+  const TensorDeclaration a = Tensor("t", {3}, DType::kFloat32, ReduceOp::kAverage, 1);
+  CHECK(DescribeDifference(a, 0, a, 1).empty());
+  CHECK(DescribeDifference(a, 0, Tensor("t", {4}, DType::kFloat32, ReduceOp::kAverage, 1), 1) ==
+        "shape is [3] on rank 0, [4] on rank 1");
+  CHECK(
+      DescribeDifference(a, 2, Tensor("u", {3, 1}, DType::kInt8, ReduceOp::kSum, 0), 7) ==
+      "name is 't' on rank 2, 'u' on rank 7; dtype is float32 on rank 2, int8 on rank 7; shape is "
+      "[3] on rank 2, [3, 1] on rank 7; priority is 1 on rank 2, 0 on rank 7; operation is "
+      "average on rank 2, sum on rank 7");
+}
+
+}  // namespace
+}  // namespace gradwire
