@@ -1,5 +1,3 @@
-#include <zlib.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/trainer/files.h"
 #include "worker/trainer/dataset.h"
 #include "worker/trainer/schedule.h"
 
@@ -18,39 +17,6 @@ std::vector<std::byte> Bytes(std::initializer_list<int> values) {
   std::vector<std::byte> bytes;
   for (const int v : values) bytes.push_back(static_cast<std::byte>(v));
   return bytes;
-}
-
-/// Fresh folder that is removed at the end.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "gradwire-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
-void WriteFile(const std::string& path, const std::vector<std::byte>& bytes) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  REQUIRE(file != nullptr);
-  REQUIRE(std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size());
-  REQUIRE(std::fclose(file) == 0);
-}
-
-void WriteGzip(const std::string& path, const std::vector<std::byte>& bytes) {
-  gzFile file = gzopen(path.c_str(), "wb");
-  REQUIRE(file != nullptr);
-  REQUIRE(gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())) ==
-          static_cast<int>(bytes.size()));
-  REQUIRE(gzclose(file) == Z_OK);
 }
 
 std::vector<std::byte> ReadRaw(const std::string& path) {

@@ -1,0 +1,178 @@
+// Runs gradwire-train itself, on a data set made here.
+
+#include <sys/wait.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "common/base/random.h"
+#include "tests/catch.h"
+#include "tests/trainer/files.h"
+
+namespace gradwire::trainer {
+namespace {
+
+struct Finished {
+  int exit_code = -1;
+  std::string output;  // both streams
+};
+
+/// Runs gradwire-train with arguments (no shell characters in them), for a minute at most.
+Finished RunTrainer(const std::string& arguments, const std::string& environment = "") {
+  const std::string command = "env -u GRADWIRE_RANK -u GRADWIRE_CONFIG " + environment +
+                              " timeout 60 " GRADWIRE_TRAIN " " + arguments + " 2>&1";
+  std::FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Finished finished;
+  char buffer[4096];
+  for (std::size_t got = 0; (got = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+    finished.output.append(buffer, got);
+  }
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) finished.exit_code = WEXITSTATUS(status);
+  return finished;
+}
+
+void AppendBe32(std::vector<std::byte>& bytes, std::uint32_t value) {
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    bytes.push_back(static_cast<std::byte>(value >> shift));
+  }
+}
+
+/// A data set of 28 x 28 pixels in Fashion-MNIST's four files; bright where the label says.
+void WriteDataset(const TempFolder& folder) {
+  CounterRng rng(1);
+  for (const std::string split : {"train", "t10k"}) {
+    constexpr std::uint32_t kSize = 200;
+    std::vector<std::byte> images;
+    std::vector<std::byte> labels;
+    AppendBe32(images, 0x803);
+    AppendBe32(labels, 0x801);
+    for (const std::uint32_t extent : {kSize, 28U, 28U}) AppendBe32(images, extent);
+    AppendBe32(labels, kSize);
+    for (std::uint32_t i = 0; i < kSize; ++i) {
+      const std::uint64_t label = rng.NextBelow(10);
+      labels.push_back(static_cast<std::byte>(label));
+      for (std::uint64_t pixel = 0; pixel < 784; ++pixel) {
+        const std::uint64_t level = pixel / 28 / 3 == label ? 150 : 20;
+        images.push_back(static_cast<std::byte>(level + rng.NextBelow(80)));
+      }
+    }
+    WriteGzip(folder / (split + "-images-idx3-ubyte.gz"), images);
+    WriteGzip(folder / (split + "-labels-idx1-ubyte.gz"), labels);
+  }
+}
+
+std::string ReadText(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "r");
+  REQUIRE(file != nullptr);
+  char buffer[8192];
+  const std::size_t got = std::fread(buffer, 1, sizeof(buffer), file);
+  std::fclose(file);
+  return {buffer, got};
+}
+
+/// The text of a key's value in a report.
+std::string ValueOf(const std::string& json, const std::string& key) {
+  const std::string start = "\"" + key + "\": ";
+  const std::size_t at = json.find(start);
+  REQUIRE(at != std::string::npos);
+  const std::size_t from = at + start.size();
+  return json.substr(from, json.find_first_of(",\n", from) - from);
+}
+
+TEST_CASE("the program trains alone, repeats itself and writes a report", "[trainer][program]") {
+  const TempFolder folder;
+  WriteDataset(folder);
+  const std::string arguments =
+      "--standalone --model conv --batch 20 --lr 0.02 --progress-every 0 "
+      "--data-dir " +
+      folder.path() + " --seed 5";
+  const Finished first = RunTrainer(arguments + " --steps 60 --json " + (folder / "first.json"));
+  CAPTURE(first.output);
+  REQUIRE(first.exit_code == 0);
+  const std::string json = ReadText(folder / "first.json");
+  CHECK(ValueOf(json, "model") == "\"conv\"");
+  CHECK(ValueOf(json, "steps") == "60");
+  CHECK(ValueOf(json, "seed") == "5");
+  CHECK(ValueOf(json, "workers") == "1");
+  CHECK(std::stod(ValueOf(json, "accuracy")) > 0.9);
+  CHECK(std::stod(ValueOf(json, "last_loss")) < std::stod(ValueOf(json, "first_loss")));
+  CHECK(first.output.find("accuracy") != std::string::npos);
+
+  // 6 epochs of 200 samples are 60 steps of 20; {rank} in the name is filled in.
+  const Finished second =
+      RunTrainer(arguments + " --epochs 6 --json '" + (folder / "second-{rank}.json") + "'");
+  CAPTURE(second.output);
+  REQUIRE(second.exit_code == 0);
+  const std::string again = ReadText(folder / "second-0.json");
+  CHECK(ValueOf(again, "digest") == ValueOf(json, "digest"));
+  CHECK(ValueOf(again, "accuracy") == ValueOf(json, "accuracy"));
+}
+
+TEST_CASE("the program takes its seed from the configuration", "[trainer][program]") {
+  const TempFolder folder;
+  WriteDataset(folder);
+  const Finished run =
+      RunTrainer("--standalone --model conv --batch 4 --steps 1 --set job.seed=77 --data-dir " +
+                 folder.path() + " --json " + (folder / "run.json"));
+  CAPTURE(run.output);
+  REQUIRE(run.exit_code == 0);
+  CHECK(ValueOf(ReadText(folder / "run.json"), "seed") == "77");
+}
+
+TEST_CASE("wrong usage ends with exit code 2 and says why", "[trainer][program]") {
+  const TempFolder folder;
+  WriteDataset(folder);
+  const std::string data = " --data-dir " + folder.path();
+  struct Wrong {
+    std::string arguments;
+    std::string says;
+    std::string environment = "";
+  };
+  const std::vector<Wrong> wrong = {
+      {"--bogus", "--bogus"},
+      {"--batch 0", "--batch"},
+      {"--lr fast", "--lr"},
+      {"--steps 1 --epochs 1", "--epochs"},
+      {"--standalone --model vgg" + data, "mlp and conv"},
+      {"--standalone --data-dir " + folder / "none", "dataset-fashion-mnist"},
+      {"--config " + folder / "none.yaml", "none.yaml"},
+      {"--set job.worker=2", "job.worker"},
+      {"--set job.workers=2" + data, "GRADWIRE_RANK"},
+      {"--set job.workers=2 --rank 2" + data, "below 2"},
+      {"--standalone" + data, "\"one\"", "GRADWIRE_RANK=one"},
+  };
+  for (const Wrong& w : wrong) {
+    const Finished run = RunTrainer(w.arguments, w.environment);
+    CAPTURE(w.arguments, run.output);
+    CHECK(run.exit_code == 2);
+    CHECK(run.output.find(w.says) != std::string::npos);
+  }
+  CHECK(RunTrainer("--help").exit_code == 0);
+}
+
+TEST_CASE("damaged data end the program with exit code 1", "[trainer][program]") {
+  const TempFolder folder;
+  WriteDataset(folder);
+  WriteFile(folder / "train-labels-idx1-ubyte.gz", std::vector<std::byte>(100));
+  const Finished run = RunTrainer("--standalone --data-dir " + folder.path());
+  CAPTURE(run.output);
+  CHECK(run.exit_code == 1);
+  CHECK(run.output.find("train-labels") != std::string::npos);
+}
+
+TEST_CASE("a job that doesn't start ends with exit code 3", "[trainer][program]") {
+  const TempFolder folder;
+  WriteDataset(folder);
+  // Nothing listens on port 1.
+  const Finished run = RunTrainer(
+      "--set endpoint=tcp://127.0.0.1:1 --set timeouts.start=500ms --data-dir " + folder.path());
+  CAPTURE(run.output);
+  CHECK(run.exit_code == 3);
+}
+
+}  // namespace
+}  // namespace gradwire::trainer
