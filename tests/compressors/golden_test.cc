@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "common/base/bytes.h"
+#include "compressors/registry.h"
+#include "tests/catch.h"
+#include "tests/compressors/codec_testing.h"
+
+namespace gradwire::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::byte> ReadBytes(const fs::path& path) {
+  INFO(path.string());
+  std::ifstream file(path, std::ios::binary);
+  REQUIRE(file.good());
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const ByteView bytes = AsBytes(text);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<float> ReadFloats(const fs::path& path) {
+  const std::vector<std::byte> bytes = ReadBytes(path);
+  REQUIRE(bytes.size() % sizeof(float) == 0);
+  std::vector<float> values(bytes.size() / sizeof(float));
+  if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+struct GoldenCase {
+  fs::path base;  // without extension
+  std::string spec;
+  std::size_t n = 0;
+  std::string kind;        // encode, refuse, feedback
+  std::size_t rounds = 0;  // feedback
+
+  fs::path File(const char* extension) const { return fs::path(base).concat(extension); }
+};
+
+GoldenCase ReadCase(const fs::path& spec_file) {
+  GoldenCase golden;
+  golden.base = fs::path(spec_file).replace_extension();
+  std::ifstream file(spec_file);
+  std::string n;
+  std::string what;
+  REQUIRE(std::getline(file, golden.spec));
+  REQUIRE(std::getline(file, n));
+  REQUIRE(std::getline(file, what));
+  golden.n = std::stoull(n);
+  std::istringstream words(what);
+  words >> golden.kind;
+  if (golden.kind == "feedback") {
+    std::string rounds;
+    words >> rounds;
+    REQUIRE(rounds.rfind("rounds=", 0) == 0);
+    golden.rounds = std::stoull(rounds.substr(7));
+    REQUIRE(golden.rounds > 0);
+  }
+  return golden;
+}
+
+std::vector<GoldenCase> ReadCases() {
+  const fs::path folder = fs::path(GRADWIRE_SOURCE_DIR) / "tests/golden/compressors";
+  std::vector<GoldenCase> cases;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.path().extension() == ".spec") cases.push_back(ReadCase(entry.path()));
+  }
+  std::sort(cases.begin(), cases.end(),
+            [](const GoldenCase& a, const GoldenCase& b) { return a.base < b.base; });
+  return cases;
+}
+
+void CheckEncode(const GoldenCase& golden) {
+  const auto codec = Make(golden.spec);
+  const std::vector<float> input = ReadFloats(golden.File(".in"));
+  const std::vector<std::byte> payload = ReadBytes(golden.File(".bin"));
+  REQUIRE(input.size() == golden.n);
+  const Coded coded = Encode(*codec, input);
+  CHECK(coded.finite);
+  CHECK(coded.payload == payload);
+  CHECK(Bits(Decode(*codec, payload, golden.n)) == Bits(ReadFloats(golden.File(".out"))));
+}
+
+void CheckFeedback(const GoldenCase& golden) {
+  const auto codec = Make(golden.spec);
+  const std::size_t n = golden.n;
+  const std::vector<float> input = ReadFloats(golden.File(".in"));
+  const std::vector<float> output = ReadFloats(golden.File(".out"));
+  const std::vector<std::byte> payloads = ReadBytes(golden.File(".bin"));
+  REQUIRE(input.size() == golden.rounds * n);
+  REQUIRE(output.size() == golden.rounds * n);
+  std::vector<float> values(n, 0.0F);
+  Residual residual{values, {}};
+  std::size_t at = 0;
+  for (std::size_t round = 0; round < golden.rounds; ++round) {
+    CAPTURE(round);
+    REQUIRE(payloads.size() >= at + sizeof(std::uint32_t));
+    const std::size_t size = LoadLe<std::uint32_t>(payloads.data() + at);
+    at += sizeof(std::uint32_t);
+    REQUIRE(payloads.size() >= at + size);
+    const auto begin = payloads.begin() + static_cast<std::ptrdiff_t>(at);
+    const std::vector<std::byte> payload(begin, begin + static_cast<std::ptrdiff_t>(size));
+    at += size;
+    const Coded coded = Encode(*codec, std::span(input).subspan(round * n, n), &residual);
+    CHECK(coded.finite);
+    CHECK(coded.payload == payload);
+    CHECK(Bits(Decode(*codec, payload, n)) == Bits(std::span(output).subspan(round * n, n)));
+  }
+  CHECK(at == payloads.size());
+  CHECK(Bits(Explicit(*codec, residual)) == Bits(ReadFloats(golden.File(".residual"))));
+}
+
+void CheckRefuse(const GoldenCase& golden) {
+  const auto codec = Make(golden.spec);
+  const std::vector<std::byte> payload = ReadBytes(golden.File(".bin"));
+  std::vector<float> output(golden.n);
+  CHECK(codec->Validate(payload, golden.n).code() == StatusCode::kCorruptData);
+  CHECK(codec->Decode(payload, {}, output).code() == StatusCode::kCorruptData);
+  CHECK(codec->DecodeAdd(payload, {}, output).code() == StatusCode::kCorruptData);
+}
+
+TEST_CASE("golden files: codecs make and read the bytes of the reference implementation",
+          "[compressors][golden]") {
+  const std::vector<GoldenCase> cases = ReadCases();
+  REQUIRE_FALSE(cases.empty());
+  std::map<std::string, std::set<std::string>> kinds;
+  for (const GoldenCase& golden : cases) {
+    CAPTURE(golden.base.string(), golden.spec, golden.n);
+    kinds[golden.base.parent_path().filename().string()].insert(golden.kind);
+    if (golden.kind == "encode") {
+      CheckEncode(golden);
+    } else if (golden.kind == "feedback") {
+      CheckFeedback(golden);
+    } else if (golden.kind == "refuse") {
+      CheckRefuse(golden);
+    } else {
+      FAIL("unknown kind " << golden.kind);
+    }
+  }
+  for (const CompressorInfo& info : BuiltinCompressors().entries()) {
+    CAPTURE(info.name);
+    CHECK(kinds[info.name].count("encode") == 1);
+    CHECK(kinds[info.name].count("refuse") == 1);
+  }
+}
+
+}  // namespace
+}  // namespace gradwire::testing
