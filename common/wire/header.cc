@@ -12,8 +12,15 @@ constexpr std::uint32_t kLastKind = static_cast<std::uint32_t>(MessageKind::kShu
 constexpr std::uint32_t kLastReply = static_cast<std::uint32_t>(ReplyKind::kNonfinite);
 constexpr std::uint32_t kLastError = static_cast<std::uint32_t>(StatusCode::kInternal);
 
-// One a thread, reused: a flat message without texts allocates nothing once it exists.
-v1::Header& ScratchMessage() {
+// Messages are reused, one a thread: a flat message without texts allocates nothing once it exists.
+// Writing has one of its own, since a parsed message keeps fields it doesn't know and would write
+// them out again, beyond the bound on what we send.
+v1::Header& MessageToWrite() {
+  thread_local v1::Header message;
+  return message;
+}
+
+v1::Header& MessageToParse() {
   thread_local v1::Header message;
   return message;
 }
@@ -61,7 +68,7 @@ std::string_view MessageKindName(MessageKind kind) {
 }
 
 HeaderBytes SerializeHeader(const Header& header) {
-  v1::Header& message = ScratchMessage();
+  v1::Header& message = MessageToWrite();
   message.set_protocol_version(kProtocolVersion);
   message.set_kind(static_cast<std::uint32_t>(header.kind));
   message.set_rank(header.rank);
@@ -90,7 +97,7 @@ Result<Header> ParseHeader(ByteView bytes) {
     return CorruptData(
         fmt::format("header is {} bytes, expected at most {}", bytes.size(), kMaxHeaderBytes));
   }
-  v1::Header& message = ScratchMessage();
+  v1::Header& message = MessageToParse();
   const bool parsed = message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
   // The version comes first: a later protocol may give every other field another meaning.
   if (parsed && message.protocol_version() != kProtocolVersion) {
