@@ -49,8 +49,10 @@ TEST_CASE("a damaged idx file is refused by name", "[trainer][data]") {
       Bytes({0, 0, 8, 2, 0, 0, 0, 1, 0, 0, 0}),                        // header cut short
       Bytes({0, 0, 8, 1, 0, 0, 0, 3, 1, 2}),                           // a value short
       Bytes({0, 0, 8, 1, 0, 0, 0, 1, 1, 2}),                           // a value too many
-      Bytes({0, 0, 8, 2, 255, 255, 255, 255, 255, 255, 255, 255, 1}),  // 2^64 values
-      Bytes({0, 0, 8, 3, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1}),      // 2^48 values
+      Bytes({0, 0, 8, 2, 255, 255, 255, 255, 255, 255, 255, 255, 1}),  // nearly 2^64 values
+      // 2^64 values: as many as follow, to whoever multiplies without a check.
+      Bytes({0, 0, 8, 4, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0}),
+      Bytes({0, 0, 8, 3, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1}),  // 2^48 values
   };
   for (std::size_t i = 0; i < damaged.size(); ++i) {
     CAPTURE(i);
