@@ -383,12 +383,13 @@ TEST_CASE("a hello that breaks a rule is refused, with the field and both values
              }
            },
            "hello.shared_config has 4099 entries, expected at most 4096"},
-          {[](M& m) { m.add_lane_addresses(""); },
+          {[](M& m) { m.add_lane_addresses(std::string()); },
            "hello.lane_addresses[2] is 0 bytes long, expected 1 to 1024"},
           {[](M& m) { m.set_lane_addresses(0, kLong); },
            "hello.lane_addresses[0] is 1025 bytes long, expected 1 to 1024"},
           {[](M& m) {
-             for (std::uint32_t i = 0; i < kMaxLanes; ++i) m.add_lane_addresses("a");
+             for (std::uint32_t i = 0; i < kMaxLanes; ++i)
+               m.add_lane_addresses(std::string(1, 'a'));
            },
            "hello.lane_addresses has 1026 entries, expected at most 1024"},
       });
@@ -406,12 +407,13 @@ TEST_CASE("a welcome that breaks a rule is refused, with the field and both valu
           {[](M& m) { m.set_num_servers(0); }, "welcome.num_servers is 0, expected 1 to 65536"},
           {[](M& m) { m.set_num_servers(3); },
            "welcome.servers has 2 entries, expected 0 or num_servers 3"},
-          {[](M& m) { m.mutable_servers(1)->add_lanes(""); },
+          {[](M& m) { m.mutable_servers(1)->add_lanes(std::string()); },
            "welcome.servers[1].lanes[0] is 0 bytes long, expected 1 to 1024"},
           {[](M& m) { m.mutable_servers(0)->set_lanes(1, kLong); },
            "welcome.servers[0].lanes[1] is 1025 bytes long, expected 1 to 1024"},
           {[](M& m) {
-             for (std::uint32_t i = 0; i <= kMaxLanes; ++i) m.mutable_servers(1)->add_lanes("a");
+             for (std::uint32_t i = 0; i <= kMaxLanes; ++i)
+               m.mutable_servers(1)->add_lanes(std::string(1, 'a'));
            },
            "welcome.servers[1].lanes has 1025 entries, expected at most 1024"},
       });

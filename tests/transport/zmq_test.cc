@@ -1,0 +1,405 @@
+// What only the loop over ZeroMQ has to stand: strangers, damage, silence, real sockets.
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/random.h"
+#include "tests/catch.h"
+#include "tests/transport/loop_fixture.h"
+
+namespace gradwire {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+/// A DEALER of ZeroMQ's own, that says what it likes.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& address, std::string_view routing_id = {})
+      : context_(zmq_ctx_new()), socket_(zmq_socket(context_, ZMQ_DEALER)) {
+    const int linger = 10000;
+    zmq_setsockopt(socket_, ZMQ_LINGER, &linger, sizeof(linger));
+    if (!routing_id.empty()) {
+      zmq_setsockopt(socket_, ZMQ_ROUTING_ID, routing_id.data(), routing_id.size());
+    }
+    zmq_connect(socket_, address.c_str());
+  }
+  ~Stranger() {
+    zmq_close(socket_);
+    zmq_ctx_term(context_);
+  }
+  void Say(const std::vector<std::vector<std::byte>>& frames) {
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      zmq_send(socket_, frames[i].data(), frames[i].size(),
+               i + 1 < frames.size() ? ZMQ_SNDMORE : 0);
+    }
+  }
+
+ private:
+  void* const context_;
+  void* const socket_;
+};
+
+/// A plain TCP connection to a port of 127.0.0.1.
+class RawConnection {
+ public:
+  explicit RawConnection(std::uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    connected_ = connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    const timeval patience{30, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  }
+  ~RawConnection() { close(fd_); }
+  bool connected() const { return connected_; }
+  void Say(ByteView bytes) { (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  /// Reads until the other side closes (true) or says nothing for 30 s.
+  bool WaitForEnd() {
+    std::vector<std::byte> bytes(4096);
+    for (;;) {
+      const ssize_t got = recv(fd_, bytes.data(), bytes.size(), 0);
+      if (got == 0 || (got == -1 && errno == ECONNRESET)) return true;
+      if (got == -1) return false;
+    }
+  }
+
+ private:
+  const int fd_;
+  bool connected_ = false;
+};
+
+std::vector<std::byte> Text(std::string_view text) {
+  const ByteView bytes = AsBytes(text);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<std::byte> HeaderFrame(std::uint64_t number) {
+  const HeaderBytes bytes = SerializeHeader(Link2::Numbered(number));
+  return {bytes.view().begin(), bytes.view().end()};
+}
+
+bool WaitForRefusals(const Loop& loop, std::uint64_t count) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (loop.traffic().refused_messages < count) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return loop.traffic().refused_messages == count;
+}
+
+TEST_CASE("what is not a message is refused, counted, and harms nobody", "[transport][zmq]") {
+  ZmqFabric fabric;
+  Link2 link(fabric);
+  REQUIRE(link.Start());
+  Stranger stranger(link.listening);
+  std::vector<std::byte> other_version = HeaderFrame(1);
+  REQUIRE(other_version[0] == std::byte{1 << 3});  // field 1, the protocol version
+  other_version[1] = std::byte{2};
+  const std::vector<std::vector<std::vector<std::byte>>> bad = {
+      {Text("hello")},                                          // no protobuf
+      {{}},                                                     // an empty header
+      {std::vector<std::byte>(kMaxHeaderBytes + 1)},            // too long
+      {std::vector<std::byte>(kMiB)},                           // much too long
+      {other_version},                                          // another protocol
+      {HeaderFrame(1), {}},                                     // an empty payload frame
+      {HeaderFrame(1), Text("payload"), Text("and more")},      // three frames
+      {HeaderFrame(1), Text("a"), Text("b"), {}, Text("c")},    // five
+      {Text("hello"), std::vector<std::byte>(kMiB), Text("x")}  // everything at once
+  };
+  std::uint64_t refused = 0;
+  for (const auto& frames : bad) {
+    CAPTURE(refused);
+    stranger.Say(frames);
+    REQUIRE(WaitForRefusals(*link.server, ++refused));
+    // The same stranger may say something right the next moment.
+    stranger.Say({HeaderFrame(refused), Text("x")});
+    REQUIRE(link.at_server.WaitForMessages(refused));
+  }
+  REQUIRE(link.at_server.messages().size() == bad.size());
+  REQUIRE(link.Send(1000, {}).ok());
+  REQUIRE(link.at_server.WaitForMessages(bad.size() + 1));
+  REQUIRE(link.at_server.messages().back().header.key == 1000);
+}
+
+TEST_CASE("a peer that chooses its routing id is refused", "[transport][zmq]") {
+  ZmqFabric fabric;
+  Link2 link(fabric);
+  REQUIRE(link.Start());
+  {
+    Stranger stranger(link.listening, "me");
+    stranger.Say({HeaderFrame(1)});
+    REQUIRE(WaitForRefusals(*link.server, 1));
+  }
+  REQUIRE(link.Send(2, {}).ok());
+  REQUIRE(link.at_server.WaitForMessages(1));
+  REQUIRE(link.at_server.messages()[0].header.key == 2);
+}
+
+TEST_CASE("random headers from a stranger never harm a loop", "[transport][zmq][fuzz]") {
+  const char* text = std::getenv("GRADWIRE_TEST_SEED");
+  const std::uint64_t seed = text != nullptr ? std::strtoull(text, nullptr, 0) : RandomId();
+  std::printf("GRADWIRE_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  CAPTURE(seed);
+  CounterRng rng(seed);
+  ZmqFabric fabric;
+  Link2 link(fabric);
+  REQUIRE(link.Start());
+  Stranger stranger(link.listening);
+  constexpr std::uint64_t kMessages = 2000;
+  for (std::uint64_t i = 0; i < kMessages; ++i) {
+    std::vector<std::vector<std::byte>> frames(1 + rng.NextBelow(3));
+    for (auto& frame : frames) {
+      frame = HeaderFrame(rng.Next());
+      frame[rng.NextBelow(frame.size())] = static_cast<std::byte>(rng.NextBelow(256));
+    }
+    stranger.Say(frames);
+  }
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  std::uint64_t seen = 0;
+  while (seen < kMessages && std::chrono::steady_clock::now() < until) {
+    const TrafficCounters traffic = link.server->traffic();
+    seen = traffic.refused_messages + traffic.received_messages;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  REQUIRE(seen == kMessages);
+  REQUIRE(link.server->traffic().refused_messages > 0);
+}
+
+TEST_CASE("other protocols on the port harm nobody", "[transport][zmq]") {
+  ZmqFabric fabric;
+  Link2 link(fabric);
+  REQUIRE(link.Start());
+  const std::uint16_t port = PortOf(link.listening);
+  std::vector<std::byte> zmtp = Text(std::string_view("\xff\0\0\0\0\0\0\0\1\x7f\3", 11));
+  std::vector<std::byte> wrong_mechanism = zmtp;
+  wrong_mechanism.resize(64);
+  std::memcpy(wrong_mechanism.data() + 12, "GSSAPI", 6);
+  std::vector<std::byte> bad_command = zmtp;
+  bad_command.resize(64);
+  std::memcpy(bad_command.data() + 12, "NULL", 4);
+  for (const std::byte b : Text(std::string_view("\4\3xyz", 5))) bad_command.push_back(b);
+  CounterRng rng(1);
+  std::vector<std::byte> noise(100000);
+  for (std::byte& b : noise) b = static_cast<std::byte>(rng.NextBelow(256));
+  const std::vector<std::vector<std::byte>> strange = {
+      Text("GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: curl/7.88\r\n\r\n"),
+      Text("\x16\x03\x01\x02\x01\x01\xfc\x03\x03"),
+      Text("SSH-2.0-OpenSSH_9.2\r\n"),
+      noise,
+      zmtp,
+      wrong_mechanism,
+      bad_command,
+      {}};
+  {
+    std::vector<std::unique_ptr<RawConnection>> connections;
+    for (const auto& bytes : strange) {
+      connections.push_back(std::make_unique<RawConnection>(port));
+      REQUIRE(connections.back()->connected());
+      connections.back()->Say(bytes);
+    }
+    // While they are open, and after they went.
+    REQUIRE(link.Send(1, {}).ok());
+    REQUIRE(link.at_server.WaitForMessages(1));
+    // These two break ZeroMQ's handshake: they are counted and closed.
+    REQUIRE(connections[5]->WaitForEnd());
+    REQUIRE(connections[6]->WaitForEnd());
+  }
+  REQUIRE(link.Send(2, {}).ok());
+  REQUIRE(link.at_server.WaitForMessages(2));
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (link.server->traffic().refused_messages < 2 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  REQUIRE(link.server->traffic().refused_messages >= 2);
+  for (const Recorder::Message& message : link.at_server.messages()) REQUIRE(message.intact);
+  REQUIRE(link.at_server.messages().size() == 2);
+}
+
+TEST_CASE("a connection to what does not speak ZeroMQ is tried again", "[transport][zmq]") {
+  // A listener that accepts and answers in HTTP.
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  REQUIRE(bind(listener, reinterpret_cast<const sockaddr*>(&address), size) == 0);
+  REQUIRE(listen(listener, 8) == 0);
+  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  const timeval patience{30, 0};
+  setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  Recorder recorder;
+  const auto loop = MakeZmqLoop({});
+  REQUIRE(loop->Start(&recorder, "client").ok());
+  const std::string target = "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  REQUIRE(RunOn(*loop, [&] { return loop->Connect(target); }).ok());
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const int accepted = accept(listener, nullptr, nullptr);
+    REQUIRE(accepted != -1);
+    const std::string_view answer = "HTTP/1.1 400 Bad Request\r\n\r\n";
+    REQUIRE(send(accepted, answer.data(), answer.size(), MSG_NOSIGNAL) > 0);
+    close(accepted);
+  }
+  loop->Stop();
+  close(listener);
+  REQUIRE(recorder.ups() == 0);
+  REQUIRE(recorder.downs() == 0);
+}
+
+TEST_CASE("a frame beyond the limit ends its connection, not the loop", "[transport][zmq]") {
+  ZmqLoopOptions options;
+  options.max_message_bytes = kMiB;
+  ZmqFabric fabric(options);
+  Link2 link(fabric);
+  OwnerCount owners;
+  REQUIRE(link.Start());
+  REQUIRE(link.Send(1, CountedBlob::Make(&owners, kMiB, 1)).ok());
+  REQUIRE(link.at_server.WaitForMessages(1));
+  REQUIRE(link.Send(2, CountedBlob::Make(&owners, kMiB + 1, 2)).ok());
+  REQUIRE(link.at_client.WaitForDowns(1));
+  REQUIRE(link.at_client.WaitForUps(2));
+  REQUIRE(link.Send(3, CountedBlob::Make(&owners, kMiB, 3)).ok());
+  REQUIRE(link.at_server.WaitForMessages(2));
+  REQUIRE(link.at_server.messages()[1].header.key == 3);
+  REQUIRE(link.at_server.messages()[1].intact);
+  REQUIRE(owners.Wait(3));
+}
+
+TEST_CASE("a cut in the middle of a message leaves no part of it", "[transport][zmq]") {
+  ZmqFabric fabric;
+  Link2 link(fabric);
+  OwnerCount owners;
+  REQUIRE(link.Start());
+  int owned = 0;
+  for (std::uint64_t cut = 1; cut <= 5; ++cut) {
+    REQUIRE(link.Send(2 * cut, {}).ok());
+    fabric.proxy(link.route).CutAfterBytes(cut * 300001, /*restore=*/true);
+    REQUIRE(link.Send(2 * cut + 1, CountedBlob::Make(&owners, 4 * kMiB, 2 * cut + 1)).ok());
+    ++owned;
+    REQUIRE(link.at_client.WaitForDowns(cut));
+    REQUIRE(link.at_client.WaitForUps(cut + 1));
+  }
+  REQUIRE(link.Send(100, {}).ok());
+  for (std::size_t seen = 0; seen == 0 || link.at_server.messages().back().header.key != 100;) {
+    REQUIRE(link.at_server.WaitForMessages(seen + 1));
+    seen = link.at_server.messages().size();
+  }
+  for (const Recorder::Message& message : link.at_server.messages()) {
+    REQUIRE(message.header.key % 2 == 0);
+    REQUIRE(message.size == 0);
+  }
+  REQUIRE(owners.Wait(owned));
+}
+
+TEST_CASE("a silent peer is taken for lost", "[transport][zmq]") {
+  ZmqLoopOptions options;
+  options.dead_after_ms = 300;
+  ZmqFabric fabric(options);
+  Link2 link(fabric);
+  REQUIRE(link.Start());
+  REQUIRE(link.Send(1, {}).ok());
+  REQUIRE(link.at_server.WaitForMessages(1));
+  const PeerId from = link.at_server.messages()[0].from;
+  // Nothing is closed; bytes just stop, as with a pulled cable.
+  fabric.proxy(link.route).StallFor(3600 * 1000);
+  REQUIRE(link.at_client.WaitForDowns(1));
+  // The listening side gives it up as well.
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  Status status;
+  while (status.ok() && std::chrono::steady_clock::now() < until) {
+    status = RunOn(*link.server, [&] { return link.server->Send(from, Link2::Numbered(1), {}); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  REQUIRE(status.code() == StatusCode::kUnavailable);
+  fabric.proxy(link.route).StallFor(0);
+  REQUIRE(link.at_client.WaitForUps(2));
+}
+
+TEST_CASE("an idle connection is not taken for lost", "[transport][zmq]") {
+  ZmqLoopOptions options;
+  options.dead_after_ms = 2400;
+  ZmqFabric fabric(options);
+  Link2 link(fabric);
+  REQUIRE(link.Start());
+  // Nothing but ZeroMQ's heartbeats, every 800 ms, for longer than dead_after: a PING is 9 bytes.
+  const TcpProxy& proxy = fabric.proxy(link.route);
+  const std::uint64_t enough = proxy.forwarded_to_target() + 5 * 9;
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (proxy.forwarded_to_target() < enough && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  REQUIRE(proxy.forwarded_to_target() >= enough);
+  REQUIRE(link.at_client.downs() == 0);
+  REQUIRE(link.client->traffic().sent_messages == 0);
+}
+
+TEST_CASE("a path works like a port", "[transport][zmq]") {
+  const std::string path =
+      "/tmp/gradwire-test-" + std::to_string(getpid()) + "-" + std::to_string(RandomId());
+  const std::string address = "ipc://" + path;
+  Recorder at_server;
+  Recorder at_client;
+  const auto server = MakeZmqLoop({});
+  REQUIRE(server->Listen(address).value() == address);
+  const auto other = MakeZmqLoop({});
+  const Status taken = other->Listen(address).status();
+  REQUIRE(taken.code() == StatusCode::kUnavailable);
+  REQUIRE(taken.message() == "cannot listen on " + address + ": another process listens there");
+  REQUIRE(server->Start(&at_server, "server").ok());
+  const auto client = MakeZmqLoop({});
+  REQUIRE(client->Start(&at_client, "client").ok());
+  const PeerId peer = RunOn(*client, [&] { return client->Connect(address); }).value();
+  REQUIRE(at_client.WaitForUps(1));
+  OwnerCount owners;
+  REQUIRE(RunOn(*client, [&] {
+            return client->Send(peer, Link2::Numbered(9), CountedBlob::Make(&owners, kMiB, 9));
+          }).ok());
+  REQUIRE(at_server.WaitForMessages(1));
+  REQUIRE(at_server.messages()[0].intact);
+  client->Stop();
+  server->Stop();
+  unlink(path.c_str());
+}
+
+TEST_CASE("an IPv6 address in brackets works", "[transport][zmq]") {
+  Recorder at_server;
+  Recorder at_client;
+  const auto server = MakeZmqLoop({});
+  const Result<std::string> address = server->Listen("tcp://[::1]:0");
+  if (!address.ok()) {
+    WARN("this host has no IPv6 loopback: " << address.status().ToString());
+    return;
+  }
+  REQUIRE(address->starts_with("tcp://[::1]:"));
+  REQUIRE(server->Start(&at_server, "server").ok());
+  const auto client = MakeZmqLoop({});
+  REQUIRE(client->Start(&at_client, "client").ok());
+  REQUIRE(RunOn(*client, [&] { return client->Connect(*address); }).ok());
+  REQUIRE(at_client.WaitForUps(1));
+  client->Stop();
+  server->Stop();
+}
+
+TEST_CASE("an address of another host can't be listened on", "[transport][zmq]") {
+  const auto loop = MakeZmqLoop({});
+  const Status status = loop->Listen("tcp://192.0.2.1:0").status();
+  REQUIRE(status.code() == StatusCode::kUnavailable);
+  REQUIRE(status.message().starts_with("cannot listen on tcp://192.0.2.1:0: "));
+}
+
+}  // namespace
+}  // namespace gradwire
