@@ -31,8 +31,9 @@ Lane::Lane(const Config& config, std::uint32_t server, std::uint32_t lane,
       owner_(owner),
       pool_(pool),
       loop_(std::move(loop)),
-      shard_({server, lane, config.job.workers, config.job.seed}, codecs, executor, pool,
-             [this](std::function<void()> task) { loop_->Post(std::move(task)); }, *this),
+      shard_(
+          {server, lane, config.job.workers, config.job.seed}, codecs, executor, pool,
+          [this](std::function<void()> task) { loop_->Post(std::move(task)); }, *this),
       incarnation_(RandomId()),
       workers_(config.job.workers) {
   receipts_due_.reserve(config.job.workers);
@@ -83,8 +84,8 @@ void Lane::OnMessage(PeerId from, const Header& header, Payload payload) {
     if (header.kind == MessageKind::kPlanAck) {
       root_->OnPlanAck(server->second.first, header.plan_version);
     } else if (header.kind == MessageKind::kError) {
-      Fail({header.error, fmt::format("server {}: {}", server->second.first,
-                                      AsText(payload.bytes))});
+      Fail({header.error,
+            fmt::format("server {}: {}", server->second.first, AsText(payload.bytes))});
     }
     return;
   }
@@ -128,6 +129,10 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
     }
     // Attached first: the root answers through the new connection.
     Attach(from, hello);
+    if (!failure_.ok()) {
+      Tell(workers_[hello.rank]);
+      return;
+    }
     if (!IsRoot()) {
       Header welcome;
       welcome.kind = MessageKind::kWelcome;
@@ -339,17 +344,32 @@ void Lane::Fail(Status status) {
 
 void Lane::Announce(const Status& status) {
   failed_ = true;
+  if (!failure_.ok()) return;
+  failure_ = status;
   shard_.Abandon();
+  for (Worker& worker : workers_) {
+    if (worker.peer != 0) Tell(worker);
+  }
   Header header;
   header.kind = MessageKind::kError;
   header.error = status.code();
   const ByteView view = AsBytes(status.message());
   const std::vector<std::byte> text(view.begin(), view.end());
-  for (const Worker& worker : workers_) {
-    if (worker.peer != 0) Send(worker.peer, header, text);
-  }
   for (const auto& [peer, server] : servers_) Send(peer, header, text);
   if (root_peer_ != 0 && root_is_up_) Send(root_peer_, header, text);
+}
+
+void Lane::Tell(Worker& worker) {
+  Header header;
+  header.kind = MessageKind::kError;
+  header.error = failure_.code();
+  const ByteView text = AsBytes(failure_.message());
+  Send(worker.peer, header, {text.begin(), text.end()});
+  worker.told_failure = true;
+  if (std::all_of(workers_.begin(), workers_.end(),
+                  [](const Worker& each) { return each.told_failure || each.said_goodbye; })) {
+    owner_.OnEveryoneTold(lane_);
+  }
 }
 
 void Lane::Tick() {
@@ -413,7 +433,8 @@ void Lane::Tick() {
       }
     }
   }
-  if (!failed_) loop_->PostAfter(std::clamp(timeouts.dead_after_ms / 8, 20, 1000), [this] { Tick(); });
+  if (!failed_)
+    loop_->PostAfter(std::clamp(timeouts.dead_after_ms / 8, 20, 1000), [this] { Tick(); });
 }
 
 }  // namespace gradwire

@@ -22,6 +22,8 @@ class LaneOwner {
   virtual ~LaneOwner() = default;
   /// The job is over with an error.
   virtual void OnLaneFailed(Status status) = 0;
+  /// Every worker has been told of the failure on this lane.
+  virtual void OnEveryoneTold(std::uint32_t lane) = 0;
   /// Every worker has said goodbye on this lane.
   virtual void OnLaneFinished(std::uint32_t lane) = 0;
   /// The root lane has a plan for all lanes of this server; OnPlanInstalled is called when they
@@ -48,7 +50,9 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   Shard& shard() { return shard_; }
   std::uint64_t refused_messages() const { return refused_; }
 
-  Status InstallPlan(std::shared_ptr<const Plan> plan) { return shard_.InstallPlan(std::move(plan)); }
+  Status InstallPlan(std::shared_ptr<const Plan> plan) {
+    return shard_.InstallPlan(std::move(plan));
+  }
   /// Lane 0: all lanes of this server have the plan of this version.
   void OnPlanInstalled(std::uint64_t version);
   /// Tells every worker that the job has failed, and the root.
@@ -64,6 +68,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
     std::size_t unreceipted_bytes = 0;  // since the last receipt
     bool receipt_due = false;
     bool said_goodbye = false;
+    bool told_failure = false;
     Clock::time_point last_heard;
   };
 
@@ -83,6 +88,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   void Attach(PeerId peer, const Hello& hello);
   void Refuse(PeerId peer, const Status& status);
   void SendReceipt(Worker& worker);
+  void Tell(Worker& worker);
   void Tick();
   bool IsRoot() const { return root_ != nullptr; }
 
@@ -110,6 +116,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   std::uint32_t goodbyes_ = 0;
   std::uint64_t refused_ = 0;
   bool failed_ = false;
+  Status failure_;  // once it has been announced
 };
 
 }  // namespace gradwire

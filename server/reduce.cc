@@ -21,9 +21,8 @@ class SumSource final : public BlockSource {
       whole_ = reinterpret_cast<float*>(accumulator_.bytes().data());
       std::memset(whole_, 0, n_ * sizeof(float));
     }
-    divisor_ = input.unit->op == ReduceOp::kAverage
-                   ? static_cast<float>(input.contributions.size())
-                   : 1.0F;
+    divisor_ = input.unit->op == ReduceOp::kAverage ? static_cast<float>(input.contributions.size())
+                                                    : 1.0F;
     exact_inverse_ = std::has_single_bit(input.contributions.size());
   }
 
@@ -71,7 +70,8 @@ class SumSource final : public BlockSource {
   alignas(64) std::array<float, kBlockElements> scratch_;
 };
 
-// True if a contribution that came without a mark (nobody looks at what `none` sends) is not finite.
+// True if a contribution that came without a mark (nobody looks at what `none` sends) is not
+// finite.
 bool HoldsNonfinite(const ReduceInput& input, const Contribution& contribution) {
   const std::size_t n = input.unit->num_elements;
   if (input.uplink == nullptr) {
@@ -121,9 +121,8 @@ Result<ReduceOutput> ReduceFloat64(const ReduceInput& input, BufferPool& pool) {
   const std::size_t n = input.unit->num_elements;
   const PooledBuffer buffer = pool.Acquire(n * sizeof(double));
   std::byte* out = buffer.bytes().data();
-  const double divisor = input.unit->op == ReduceOp::kAverage
-                             ? static_cast<double>(input.contributions.size())
-                             : 1.0;
+  const double divisor =
+      input.unit->op == ReduceOp::kAverage ? static_cast<double>(input.contributions.size()) : 1.0;
   bool finite = true;
   for (std::size_t i = 0; i < n; ++i) {
     double sum = 0.0;

@@ -35,9 +35,9 @@ struct ReduceOutput {
   Payload payload;  // kNonfinite: the ranks at fault, u32 each; none if the sum overflowed
 };
 
-/// Closes a round: adds the contributions in rank order from +0.0, divides once for an average, adds
-/// the residual, and encodes once. One pass, block by block in the first-level cache, where the
-/// uplink codec gives access to blocks; through a whole-unit accumulator otherwise. Same bits.
+/// Closes a round: adds the contributions in rank order from +0.0, divides once for an average,
+/// adds the residual, and encodes once. One pass, block by block in the first-level cache, where
+/// the uplink codec gives access to blocks; through a whole-unit accumulator otherwise. Same bits.
 /// A broadcast returns a copy of the root's payload.
 /// Errors: InvalidArgument naming the overflow of an integer sum, or a broadcast with no root or
 /// two. Internal if a codec refuses.

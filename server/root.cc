@@ -52,8 +52,8 @@ Status Root::OnHello(PeerId peer, const Hello& hello) {
     const auto theirs = hello.shared_config.find(key);
     const std::string text = theirs == hello.shared_config.end() ? "nothing" : theirs->second;
     if (text == value) continue;
-    const Status status = InvalidArgument(
-        fmt::format("configurations differ: {} is {} on {}, {} on the root", key, text, who, value));
+    const Status status = InvalidArgument(fmt::format(
+        "configurations differ: {} is {} on {}, {} on the root", key, text, who, value));
     output_.Fail(status);
     return status;
   }
@@ -113,8 +113,8 @@ void Root::OnDeclare(std::uint32_t rank, Declare declare) {
     return;
   }
   if (declare.batch > batches_) {
-    output_.Fail(CorruptData(fmt::format("worker {} declares batch {}, expected {}", rank,
-                                         declare.batch, batches_)));
+    output_.Fail(CorruptData(
+        fmt::format("worker {} declares batch {}, expected {}", rank, declare.batch, batches_)));
     return;
   }
   for (std::uint32_t other = 0; other < workers_.size(); ++other) {
@@ -125,9 +125,9 @@ void Root::OnDeclare(std::uint32_t rank, Declare declare) {
       const TensorDeclaration& a = theirs->tensors[i];
       const TensorDeclaration& b = declare.tensors[i];
       if (a == b) continue;
-      output_.Fail(InvalidArgument(
-          fmt::format("workers declare different tensors, batch {} position {}: {}", declare.batch,
-                      i, DescribeDifference(a, other, b, rank))));
+      output_.Fail(
+          InvalidArgument(fmt::format("workers declare different tensors, batch {} position {}: {}",
+                                      declare.batch, i, DescribeDifference(a, other, b, rank))));
       return;
     }
     if (theirs->tensors.size() != declare.tensors.size()) {
@@ -217,10 +217,12 @@ void Root::OnBarrier(std::uint32_t rank, std::uint64_t number) {
 std::string Root::DescribeMissing() const {
   std::string text;
   for (std::size_t i = 0; i < workers_.size(); ++i) {
-    if (workers_[i].incarnation == 0) text += fmt::format("{}worker {}", text.empty() ? "" : ", ", i);
+    if (workers_[i].incarnation == 0)
+      text += fmt::format("{}worker {}", text.empty() ? "" : ", ", i);
   }
   for (std::size_t i = 1; i < servers_.size(); ++i) {
-    if (servers_[i].incarnation == 0) text += fmt::format("{}server {}", text.empty() ? "" : ", ", i);
+    if (servers_[i].incarnation == 0)
+      text += fmt::format("{}server {}", text.empty() ? "" : ", ", i);
   }
   return text;
 }
@@ -245,8 +247,8 @@ std::string Root::DescribeOpenCalls() const {
   std::string text;
   if (declare_open) text += fmt::format("declaration: ranks {} are missing", missing_declare);
   if (barrier_open) {
-    text += fmt::format("{}barrier: ranks {} are missing", text.empty() ? "" : "; ",
-                        missing_barrier);
+    text +=
+        fmt::format("{}barrier: ranks {} are missing", text.empty() ? "" : "; ", missing_barrier);
   }
   return text;
 }

@@ -53,9 +53,9 @@ class Root {
     PeerId peer = 0;
     std::uint64_t incarnation = 0;
     std::vector<std::string> lane_addresses;
-    std::optional<Declare> declared;        // the open batch
-    std::optional<std::uint64_t> barrier;   // the number it has reached
-    std::uint64_t acknowledged_plan = 0;    // servers
+    std::optional<Declare> declared;       // the open batch
+    std::optional<std::uint64_t> barrier;  // the number it has reached
+    std::uint64_t acknowledged_plan = 0;   // servers
   };
 
   void WelcomeIfComplete();
@@ -74,8 +74,8 @@ class Root {
   std::vector<Member> servers_;  // [0] is this process
   bool welcomed_ = false;
   std::shared_ptr<const Plan> plan_;
-  std::uint64_t batches_ = 0;  // closed ones
-  bool plan_is_out_ = true;    // false while servers install it
+  std::uint64_t batches_ = 0;   // closed ones
+  bool plan_is_out_ = true;     // false while servers install it
   std::uint64_t barriers_ = 0;  // closed ones
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -19,6 +20,9 @@ namespace {
 // The pushes and replies of a unit are bounded by its raw bytes; a unit larger than this is refused
 // when it is planned.
 constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 31;
+
+// After a failure a worker that has not come yet gets this long to come and be told why.
+constexpr int kTellMs = 3000;
 
 // After the end, replies and goodbyes that are queued get this long to leave.
 constexpr int kLingerMs = 2000;
@@ -68,11 +72,11 @@ class ServerImpl final : public Server, public LaneOwner {
     for (auto& lane : lanes_) {
       GRADWIRE_RETURN_IF_ERROR(lane->Start(advertised, BuiltinCompressors()));
     }
-    LogInfo("gradwire server {} of {}{}: listening on {}, {} lane(s), {} compute thread(s), {}",
-            index_, config_.job.servers, index_ == 0 ? " (root)" : "", address_, lanes_.size(),
-            executor_->concurrency(),
-            config_.security.insecure ? "anybody may talk to it (security.insecure)"
-                                      : "loopback only");
+    LogInfo(
+        "gradwire server {} of {}{}: listening on {}, {} lane(s), {} compute thread(s), {}", index_,
+        config_.job.servers, index_ == 0 ? " (root)" : "", address_, lanes_.size(),
+        executor_->concurrency(),
+        config_.security.insecure ? "anybody may talk to it (security.insecure)" : "loopback only");
     return Status::Ok();
   }
 
@@ -80,9 +84,12 @@ class ServerImpl final : public Server, public LaneOwner {
 
   Status Run() override {
     std::unique_lock lock(mu_);
-    changed_.wait(lock, [this] {
-      return stopped_ || !error_.ok() || finished_lanes_ == lanes_.size();
-    });
+    changed_.wait(lock,
+                  [this] { return stopped_ || !error_.ok() || finished_lanes_ == lanes_.size(); });
+    if (!error_.ok()) {
+      changed_.wait_for(lock, std::chrono::milliseconds(kTellMs),
+                        [this] { return stopped_ || told_lanes_ == lanes_.size(); });
+    }
     const Status status = error_;
     lock.unlock();
     Shutdown(kLingerMs);
@@ -135,8 +142,8 @@ class ServerImpl final : public Server, public LaneOwner {
       const auto size = LoadLe<std::uint64_t>(saved.data());
       saved = saved.subspan(sizeof(std::uint64_t));
       if (size > saved.size()) {
-        return CorruptData(fmt::format("saved state has {} bytes left, expected {}", saved.size(),
-                                       size));
+        return CorruptData(
+            fmt::format("saved state has {} bytes left, expected {}", saved.size(), size));
       }
       const ByteView part = saved.first(size);
       saved = saved.subspan(size);
@@ -210,12 +217,16 @@ class ServerImpl final : public Server, public LaneOwner {
       Lane* const each = lane.get();
       each->loop().Post([each, status] { each->Announce(status); });
     }
-    // Behind the announcements, so that Run does not end before they are queued.
-    lanes_.back()->loop().Post([this, status] {
-      const std::lock_guard lock(mu_);
-      if (error_.ok()) error_ = status;
-      changed_.notify_all();
-    });
+    const std::lock_guard lock(mu_);
+    if (error_.ok()) error_ = std::move(status);
+    changed_.notify_all();
+  }
+
+  void OnEveryoneTold(std::uint32_t lane) override {
+    LogDebug("lane {}: every worker has been told of the failure", lane);
+    const std::lock_guard lock(mu_);
+    ++told_lanes_;
+    changed_.notify_all();
   }
 
   void OnLaneFinished(std::uint32_t lane) override {
@@ -251,10 +262,11 @@ class ServerImpl final : public Server, public LaneOwner {
 
   mutable std::mutex mu_;
   std::condition_variable changed_;
-  Status error_;                     // guarded by mu_
-  std::size_t finished_lanes_ = 0;   // guarded by mu_
-  bool stopped_ = false;             // guarded by mu_
-  bool shut_down_ = false;           // guarded by mu_
+  Status error_;                    // guarded by mu_
+  std::size_t finished_lanes_ = 0;  // guarded by mu_
+  std::size_t told_lanes_ = 0;      // guarded by mu_
+  bool stopped_ = false;            // guarded by mu_
+  bool shut_down_ = false;          // guarded by mu_
 };
 
 }  // namespace
@@ -276,8 +288,7 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_
   for (std::uint32_t l = 0; l < config.server.lanes; ++l) {
     loops.push_back(MakeZmqLoop(options));
     const bool is_root_lane = index == 0 && l == 0;
-    addresses.push_back(
-        fmt::format("tcp://{}:{}", config.server.bind, is_root_lane ? *port : "0"));
+    addresses.push_back(fmt::format("tcp://{}:{}", config.server.bind, is_root_lane ? *port : "0"));
   }
   return Start(config, index, std::move(loops), std::move(addresses));
 }

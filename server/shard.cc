@@ -88,8 +88,7 @@ Status Shard::Check(const Key& key, std::uint32_t rank, const Header& header,
     return CorruptData(fmt::format("push of rank {} for {} is of round {}, expected {}", rank,
                                    Describe(key), header.round, key.round));
   }
-  if (header.phase >= key.unit->phases.size() ||
-      header.phase != key.unit->PhaseAt(header.step)) {
+  if (header.phase >= key.unit->phases.size() || header.phase != key.unit->PhaseAt(header.step)) {
     return CorruptData(fmt::format("push of rank {} for {} in step {} is of phase {}, expected {}",
                                    rank, Describe(key), header.step, header.phase,
                                    key.unit->PhaseAt(header.step)));
@@ -122,9 +121,10 @@ Status Shard::Check(const Key& key, std::uint32_t rank, const Header& header,
 void Shard::OnPush(std::uint32_t rank, const Header& header, Payload payload) {
   Key* const key = Find(header.key);
   if (key == nullptr) {
-    output_.Fail(CorruptData(fmt::format("push of rank {} for key {}, which server {} lane {} does "
-                                         "not own",
-                                         rank, header.key, options_.server, options_.lane)));
+    output_.Fail(
+        CorruptData(fmt::format("push of rank {} for key {}, which server {} lane {} does "
+                                "not own",
+                                rank, header.key, options_.server, options_.lane)));
     return;
   }
   if (key->has_kept && header.round + 1 == key->round) {
@@ -145,9 +145,9 @@ void Shard::OnPush(std::uint32_t rank, const Header& header, Payload payload) {
     key->step = header.step;
     key->phase = header.phase;
   }
-  key->contributions[rank] = {header.nonfinite ? Contribution::State::kNonfinite
-                                               : Contribution::State::kPayload,
-                              std::move(payload)};
+  key->contributions[rank] = {
+      header.nonfinite ? Contribution::State::kNonfinite : Contribution::State::kPayload,
+      std::move(payload)};
   if (++key->present == options_.num_workers) Close(*key);
 }
 
@@ -218,10 +218,9 @@ void Shard::Abandon() {
 }
 
 void Shard::Finish(Key& key) {
-  if (abandoned_) {
-    for (Contribution& contribution : key.contributions) contribution = {};
-    return;
-  }
+  key.state = RoundState::kCollecting;
+  for (Contribution& contribution : key.contributions) contribution = {};
+  if (abandoned_) return;
   if (!key.outcome.ok()) {
     output_.Fail({key.outcome.code(), fmt::format("{}, round {}: {}", Describe(key), key.round,
                                                   key.outcome.message())});
@@ -238,7 +237,6 @@ void Shard::Finish(Key& key) {
     LogWarn("{}, step {}: void round, not finite on rank(s) {}", Describe(key), key.step,
             ranks.empty() ? "none (the sum overflows)" : ranks);
   }
-  for (Contribution& contribution : key.contributions) contribution = {};
   key.kept = std::move(key.result);
   key.result = {};
   key.kept_step = key.step;
@@ -246,7 +244,6 @@ void Shard::Finish(Key& key) {
   key.has_kept = true;
   key.present = 0;
   ++key.round;
-  key.state = RoundState::kCollecting;
   for (std::uint32_t rank = 0; rank < options_.num_workers; ++rank) SendKept(key, rank);
 }
 
@@ -265,9 +262,10 @@ void Shard::SendKept(const Key& key, std::uint32_t rank) {
 void Shard::OnRepull(std::uint32_t rank, const Header& header) {
   const Key* const key = Find(header.key);
   if (key == nullptr) {
-    output_.Fail(CorruptData(fmt::format("repull of rank {} for key {}, which server {} lane {} "
-                                         "does not own",
-                                         rank, header.key, options_.server, options_.lane)));
+    output_.Fail(
+        CorruptData(fmt::format("repull of rank {} for key {}, which server {} lane {} "
+                                "does not own",
+                                rank, header.key, options_.server, options_.lane)));
     return;
   }
   if (key->has_kept && header.round + 1 == key->round) {

@@ -20,9 +20,9 @@ class TbbExecutor final : public Executor {
  public:
   explicit TbbExecutor(int threads)
       : threads_(threads),
-        // oneTBB makes only as many threads as there are cores less one unless it is told otherwise.
-        limit_(tbb::global_control::max_allowed_parallelism,
-               static_cast<std::size_t>(threads) + 1),
+        // oneTBB makes only as many threads as there are cores less one unless it is told
+        // otherwise.
+        limit_(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(threads) + 1),
         arena_(threads, 0) {
     arena_.initialize();
   }

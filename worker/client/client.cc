@@ -69,9 +69,8 @@ class ClientImpl final : public Client, private LoopHandler {
     const bool in_time = changed_.wait_until(lock, deadline, done);
     if (!error_.ok()) return error_;
     if (in_time) return Status::Ok();
-    return Timeout(fmt::format(
-        "worker {} could not start within {:.1f} s: {}", rank_, config_.timeouts.start_ms / 1000.0,
-        DescribeUnwelcomed()));
+    return Timeout(fmt::format("worker {} could not start within {:.1f} s: {}", rank_,
+                               config_.timeouts.start_ms / 1000.0, DescribeUnwelcomed()));
   }
 
   std::uint32_t rank() const override { return rank_; }
@@ -280,8 +279,8 @@ class ClientImpl final : public Client, private LoopHandler {
   Status error_;
   ClientStats stats_;
   std::shared_ptr<const Plan> plan_ = std::make_shared<const Plan>();
-  std::uint64_t batches_declared_ = 0;  // by this worker
-  std::uint64_t batches_planned_ = 0;   // that the plan here covers
+  std::uint64_t batches_declared_ = 0;   // by this worker
+  std::uint64_t batches_planned_ = 0;    // that the plan here covers
   std::vector<std::byte> open_declare_;  // to be said again after a cut
   std::uint64_t barriers_entered_ = 0;
   std::uint64_t barriers_done_ = 0;
@@ -452,15 +451,14 @@ void ClientImpl::OnWelcome(std::size_t index, const Payload& payload) {
     add_lanes = index == 0 && !have_addresses_;
   }
   if (add_lanes) {
-    const bool complete = welcome->addresses.size() == config_.job.servers &&
-                          std::all_of(welcome->addresses.begin(), welcome->addresses.end(),
-                                      [&](const auto& lanes) {
-                                        return lanes.size() == config_.server.lanes;
-                                      });
+    const bool complete =
+        welcome->addresses.size() == config_.job.servers &&
+        std::all_of(welcome->addresses.begin(), welcome->addresses.end(),
+                    [&](const auto& lanes) { return lanes.size() == config_.server.lanes; });
     if (!complete) {
-      Fail(CorruptData(fmt::format("the root names the lanes of {} servers, expected {} with {} each",
-                                   welcome->addresses.size(), config_.job.servers,
-                                   config_.server.lanes)));
+      Fail(CorruptData(
+          fmt::format("the root names the lanes of {} servers, expected {} with {} each",
+                      welcome->addresses.size(), config_.job.servers, config_.server.lanes)));
       return;
     }
     for (std::uint32_t s = 0; s < config_.job.servers; ++s) {
@@ -493,17 +491,15 @@ Result<std::vector<TensorId>> ClientImpl::Declare(std::span<const TensorDeclarat
     header.kind = MessageKind::kDeclare;
     SendControl(0, header, body);
   });
-  const bool in_time =
-      changed_.wait_for(lock, milliseconds(config_.timeouts.stall_stop_ms), [&] {
-        return !error_.ok() || batches_planned_ > declare.batch;
-      });
+  const bool in_time = changed_.wait_for(lock, milliseconds(config_.timeouts.stall_stop_ms), [&] {
+    return !error_.ok() || batches_planned_ > declare.batch;
+  });
   open_declare_.clear();
   if (!error_.ok()) return error_;
   if (!in_time) {
     const Status status = Timeout(fmt::format(
         "declaration of {} tensor(s) from '{}': not every worker has declared them after {:.1f} s",
-        batch.size(), batch.empty() ? "" : batch[0].name,
-        config_.timeouts.stall_stop_ms / 1000.0));
+        batch.size(), batch.empty() ? "" : batch[0].name, config_.timeouts.stall_stop_ms / 1000.0));
     PostFail(status);
     return status;
   }
@@ -570,23 +566,22 @@ Status ClientImpl::Barrier() {
     header.round = number;
     SendControl(0, header, {});
   });
-  const bool in_time =
-      changed_.wait_for(lock, milliseconds(config_.timeouts.stall_stop_ms),
-                        [&] { return !error_.ok() || barriers_done_ > number; });
+  const bool in_time = changed_.wait_for(lock, milliseconds(config_.timeouts.stall_stop_ms),
+                                         [&] { return !error_.ok() || barriers_done_ > number; });
   if (!error_.ok()) return error_;
   if (in_time) return Status::Ok();
-  const Status status =
-      Timeout(fmt::format("barrier {}: not every worker has come after {:.1f} s", number,
-                          config_.timeouts.stall_stop_ms / 1000.0));
+  const Status status = Timeout(fmt::format("barrier {}: not every worker has come after {:.1f} s",
+                                            number, config_.timeouts.stall_stop_ms / 1000.0));
   PostFail(status);
   return status;
 }
 
 Status ClientImpl::Broadcast(const std::string& name, MutableBytes data, std::uint32_t root) {
   if (root >= config_.job.workers) {
-    return InvalidArgument(fmt::format("broadcast '{}': root {} is out of range, the job has {} "
-                                       "workers",
-                                       name, root, config_.job.workers));
+    return InvalidArgument(
+        fmt::format("broadcast '{}': root {} is out of range, the job has {} "
+                    "workers",
+                    name, root, config_.job.workers));
   }
   TensorDeclaration declaration;
   declaration.name = std::string(kBroadcastPrefix) + name;
@@ -646,31 +641,30 @@ Status ClientImpl::Close() {
     return !error_.ok() || std::all_of(connections_.begin(), connections_.end(),
                                        [](const auto& c) { return c->goodbye_done; });
   });
-  const Status status =
-      in_time ? error_ : Timeout("not every server has acknowledged the goodbye");
+  const Status status = in_time ? error_ : Timeout("not every server has acknowledged the goodbye");
   if (error_.ok()) error_ = Unavailable("the client is closed");
   lock.unlock();
   StopLoop();
   return status;
 }
 
-// --- push-pull ------------------------------------------------------------------------------------
+// --- push-pull
+// ------------------------------------------------------------------------------------
 
 Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableBytes output) {
   std::unique_lock lock(mu_);
   if (!error_.ok()) return error_;
   if (id.index >= tensors_.size()) {
-    return InvalidArgument(fmt::format("tensor id {} is unknown, {} are declared", id.index,
-                                       tensors_.size()));
+    return InvalidArgument(
+        fmt::format("tensor id {} is unknown, {} are declared", id.index, tensors_.size()));
   }
   Tensor& tensor = *tensors_[id.index];
   const TensorDeclaration& declared = plan_->tensors[id.index];
   const std::size_t bytes = declared.num_elements() * SizeOf(declared.dtype);
   if (input.size() != bytes || output.size() != bytes) {
-    return InvalidArgument(
-        fmt::format("tensor '{}': input is {} bytes and output {}, expected {} ({} x {})",
-                    declared.name, input.size(), output.size(), bytes, declared.num_elements(),
-                    DTypeName(declared.dtype)));
+    return InvalidArgument(fmt::format(
+        "tensor '{}': input is {} bytes and output {}, expected {} ({} x {})", declared.name,
+        input.size(), output.size(), bytes, declared.num_elements(), DTypeName(declared.dtype)));
   }
   const auto misaligned = [&](const std::byte* p) {
     return reinterpret_cast<std::uintptr_t>(p) % SizeOf(declared.dtype) != 0;
@@ -680,19 +674,19 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
                                        declared.name, DTypeName(declared.dtype)));
   }
   if (tensor.in_flight) {
-    return InvalidArgument(fmt::format("tensor '{}' on rank {} is already in flight: wait for its "
-                                       "handle before it is pushed again",
-                                       declared.name, rank_));
+    return InvalidArgument(
+        fmt::format("tensor '{}' on rank {} is already in flight: wait for its "
+                    "handle before it is pushed again",
+                    declared.name, rank_));
   }
   // A unit whose next step has ended has no room for a third.
   const auto has_room = [&] {
-    return !error_.ok() || std::none_of(tensor.parts.begin(), tensor.parts.end(), [&](auto& part) {
-             return units_[part.first]->next_ended;
-           });
+    return !error_.ok() || std::none_of(tensor.parts.begin(), tensor.parts.end(),
+                                        [&](auto& part) { return units_[part.first]->next_ended; });
   };
   if (!changed_.wait_for(lock, milliseconds(config_.timeouts.stall_stop_ms), has_room)) {
-    return Timeout(fmt::format("tensor '{}': the rounds of two steps ago are not answered",
-                               declared.name));
+    return Timeout(
+        fmt::format("tensor '{}': the rounds of two steps ago are not answered", declared.name));
   }
   if (!error_.ok()) return error_;
 
@@ -743,7 +737,8 @@ Status ClientImpl::PrepareUnit(UnitWork& work) {
   work.downlink = nullptr;
   work.residual = nullptr;
   if (!IsTypedReduction(unit, work.phase)) {
-    // `none` of fp32, fp16 and bf16 is the memory itself; fp64 that meets a compressor is converted.
+    // `none` of fp32, fp16 and bf16 is the memory itself; fp64 that meets a compressor is
+    // converted.
     const auto is_raw = [&](const std::string& spec) {
       return spec == "none" && unit.dtype != DType::kFloat64;
     };
@@ -868,12 +863,12 @@ void ClientImpl::EncodeUnit(UnitWork& work) {
     return;
   }
   CodecContext context;
-  context.stream_seed = HashCombine(
-      HashCombine(HashCombine(config_.job.seed, unit.key), work.round), rank_);
+  context.stream_seed =
+      HashCombine(HashCombine(HashCombine(config_.job.seed, unit.key), work.round), rank_);
   UnitSource source(unit, work.memory, convert_);
   const PooledBuffer buffer = pool_.Acquire(work.uplink->MaxEncodedSize(unit.num_elements));
-  const auto encoded = work.uplink->Encode(source, unit.num_elements, context, work.residual,
-                                           buffer.bytes());
+  const auto encoded =
+      work.uplink->Encode(source, unit.num_elements, context, work.residual, buffer.bytes());
   if (!encoded.ok()) {
     work.outcome = encoded.status();
     return;
@@ -999,23 +994,23 @@ void ClientImpl::DecodeUnit(UnitWork& work) {
     if (work.reply.size() == unit.raw_bytes()) {
       ScatterBytes(unit, work.reply.bytes.data(), work.memory);
     } else {
-      status = CorruptData(fmt::format("reply is {} bytes, expected {}", work.reply.size(),
-                                       unit.raw_bytes()));
+      status = CorruptData(
+          fmt::format("reply is {} bytes, expected {}", work.reply.size(), unit.raw_bytes()));
     }
   } else if (unit.members.size() == 1 && unit.dtype == DType::kFloat32) {
-    status = work.downlink->Decode(
-        work.reply.bytes, context,
-        {reinterpret_cast<float*>(work.memory[0].output), unit.num_elements});
+    status =
+        work.downlink->Decode(work.reply.bytes, context,
+                              {reinterpret_cast<float*>(work.memory[0].output), unit.num_elements});
   } else {
     const PooledBuffer buffer = pool_.Acquire(unit.num_elements * sizeof(float));
     auto* const values = reinterpret_cast<float*>(buffer.bytes().data());
     status = work.downlink->Decode(work.reply.bytes, context, {values, unit.num_elements});
     if (status.ok()) ScatterFloats(unit, values, work.memory, convert_);
   }
-  work.outcome = status.ok() ? Status::Ok()
-                             : Status(status.code(), fmt::format("{}, round {}: {}",
-                                                                 Name(*work.plan, unit), work.round,
-                                                                 status.message()));
+  work.outcome = status.ok()
+                     ? Status::Ok()
+                     : Status(status.code(), fmt::format("{}, round {}: {}", Name(*work.plan, unit),
+                                                         work.round, status.message()));
   FinishUnit(work);
 }
 
@@ -1075,12 +1070,13 @@ std::string ClientImpl::DescribeWait(const Tensor& tensor) const {
         std::string missing;
         for (std::size_t i = 0; i < work.memory.size(); ++i) {
           if (work.memory[i].input != nullptr) continue;
-          missing += (missing.empty() ? "'" : ", '") + plan_->tensors[unit.members[i].tensor].name +
-                     "'";
+          missing +=
+              (missing.empty() ? "'" : ", '") + plan_->tensors[unit.members[i].tensor].name + "'";
         }
-        return fmt::format("it is fused with {}, which this worker has not pushed (EndStep sends "
-                           "zeros for them)",
-                           missing);
+        return fmt::format(
+            "it is fused with {}, which this worker has not pushed (EndStep sends "
+            "zeros for them)",
+            missing);
       }
       case UnitState::kReady:
       case UnitState::kEncoding:
@@ -1117,10 +1113,9 @@ Status ClientImpl::Wait(const Handle& handle) {
       continue;
     }
     if (changed_.wait_until(lock, until, [&] { return done() || !error_.ok(); })) continue;
-    const std::string text = fmt::format("tensor '{}' on rank {} has waited {:.1f} s: {}",
-                                         plan_->tensors[handle.tensor.index].name, rank_,
-                                         std::chrono::duration<double>(Clock::now() - start).count(),
-                                         DescribeWait(tensor));
+    const std::string text = fmt::format(
+        "tensor '{}' on rank {} has waited {:.1f} s: {}", plan_->tensors[handle.tensor.index].name,
+        rank_, std::chrono::duration<double>(Clock::now() - start).count(), DescribeWait(tensor));
     if (until < start + stop) {
       LogWarn("{}", text);
       warned = true;
@@ -1143,7 +1138,8 @@ bool ClientImpl::Poll(const Handle& handle) {
   return !tensor.in_flight || tensor.generation != handle.generation;
 }
 
-// --- messages, time, failure ----------------------------------------------------------------------
+// --- messages, time, failure
+// ----------------------------------------------------------------------
 
 void ClientImpl::OnMessage(PeerId from, const Header& header, Payload payload) {
   std::size_t index = 0;
@@ -1205,9 +1201,9 @@ void ClientImpl::Tick() {
       } else if (connection->was_up && !connection->goodbye_done &&
                  Clock::now() - connection->down_since >
                      milliseconds(config_.timeouts.dead_after_ms)) {
-        lost = Unavailable(fmt::format("server {} lane {} at {} is lost: no connection for {:.1f} s",
-                                       connection->server, connection->lane, connection->address,
-                                       config_.timeouts.dead_after_ms / 1000.0));
+        lost = Unavailable(fmt::format(
+            "server {} lane {} at {} is lost: no connection for {:.1f} s", connection->server,
+            connection->lane, connection->address, config_.timeouts.dead_after_ms / 1000.0));
       }
     }
   }
@@ -1266,8 +1262,8 @@ Result<std::unique_ptr<Client>> Client::Connect(const Config& config, std::uint3
 Result<std::unique_ptr<Client>> Client::Connect(const Config& config, std::uint32_t rank,
                                                 std::unique_ptr<Loop> loop) {
   if (rank >= config.job.workers) {
-    return InvalidArgument(fmt::format("rank {} is out of range: the job has {} workers", rank,
-                                       config.job.workers));
+    return InvalidArgument(
+        fmt::format("rank {} is out of range: the job has {} workers", rank, config.job.workers));
   }
   auto client = std::make_unique<ClientImpl>(config, rank, std::move(loop));
   GRADWIRE_RETURN_IF_ERROR(client->Init());

@@ -44,7 +44,8 @@ struct ClientStats {
 /// Memory: `input` is read only and must stay valid and unchanged, `output` must stay valid and
 /// untouched by the caller, from PushPull until the handle has completed (also with an error). They
 /// may be the same array, but must not overlap otherwise. Gradwire sends large uncompressed
-/// gradients from the caller's memory; the handle completes only when the transport has let go of it.
+/// gradients from the caller's memory; the handle completes only when the transport has let go of
+/// it.
 ///
 /// Threads: every method is safe from any thread; calls for one tensor must not overlap. Declare,
 /// Broadcast and Barrier are collective: every worker calls them in the same order.
@@ -86,8 +87,8 @@ class Client {
   /// goes up (phases and traces count steps).
   virtual Status EndStep() = 0;
 
-  /// Copies `data` of worker `root` to all, byte for byte, whatever the compression. Collective. Not
-  /// declared beforehand; name and size must agree.
+  /// Copies `data` of worker `root` to all, byte for byte, whatever the compression. Collective.
+  /// Not declared beforehand; name and size must agree.
   virtual Status Broadcast(const std::string& name, MutableBytes data, std::uint32_t root) = 0;
 
   /// Blocks until every worker has called it.
