@@ -302,8 +302,8 @@ TEST_CASE("integers and broadcasts go as none, floats of any size are compressed
 TEST_CASE("units are the same whatever the number of workers, servers and lanes", "[plan][unit]") {
   PlanOptions options = Options("onebit", "topk(ratio=0.01)");
   const std::vector<Unit> expected = WithoutPlacement(Made(ResNetLike(), options));
-  for (const std::uint32_t servers : {1, 2, 3, 16}) {
-    for (const std::uint32_t lanes : {1, 2, 5}) {
+  for (const std::uint32_t servers : {1U, 2U, 3U, 16U}) {
+    for (const std::uint32_t lanes : {1U, 2U, 5U}) {
       CAPTURE(servers, lanes);
       options.num_workers = servers + lanes;
       options.num_servers = servers;
