@@ -78,6 +78,14 @@ HWY_INLINE M FiniteLanes(V v) { return hn::Le(hn::Abs(v), hn::Set(d, kMaxFinite)
 /// True where the sign bit is set, -0 too. (IfNegativeThenElse is not used: for SSSE3 in Highway
 /// 1.0.3 it picks bit by bit.)
 HWY_INLINE hn::Mask<DI> SignBits(V v) { return hn::Lt(hn::BitCast(di, v), hn::Zero(di)); }
+
+/// Bit i = lane i. Loads no wider than what was stored, which compilers then keep in registers.
+HWY_INLINE std::uint32_t MaskBits(hn::Mask<DI> mask) {
+  std::uint8_t bytes[8] = {};
+  hn::StoreMaskBits(di, mask, bytes);
+  if constexpr (N > 8) return LoadLe<std::uint16_t>(bytes);
+  return bytes[0];
+}
 #endif  // GRADWIRE_VECTORS
 
 // ------------------------------------------------------------------------------------------ casts
@@ -337,9 +345,7 @@ SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT valu
         all = hn::And(all, FiniteLanes(q));
       }
       const auto is_negative = SignBits(q);
-      std::uint8_t mask_bytes[8] = {};
-      hn::StoreMaskBits(di, is_negative, mask_bytes);
-      word |= static_cast<std::uint32_t>(LoadLe<std::uint16_t>(mask_bytes)) << (v * N);
+      word |= MaskBits(is_negative) << (v * N);
       const V magnitude = hn::Abs(q);
       if constexpr (kSum == SignSum::kAbs) {
         rest[v] = hn::Add(rest[v], magnitude);
@@ -469,7 +475,6 @@ std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t
   constexpr std::size_t kVectors = kGroup / N;
   const auto absolute = hn::Set(di, 0x7fffffff);
   const auto below = hn::Set(di, static_cast<std::int32_t>(threshold_bits) - 1);
-  const VU lane_index = hn::Iota(du, 0);
   const auto passes = [&](std::size_t at) HWY_ATTR {
     return hn::Gt(hn::And(hn::BitCast(di, hn::LoadU(d, values + at)), absolute), below);
   };
@@ -477,10 +482,13 @@ std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t
     auto any = passes(i);
     for (std::size_t v = 1; v < kVectors; ++v) any = hn::Or(any, passes(i + v * N));
     if (hn::AllFalse(di, any)) continue;
+    std::uint64_t bits = 0;
     for (std::size_t v = 0; v < kVectors; ++v) {
-      const std::size_t at = i + v * N;
-      const VU index = hn::Add(hn::Set(du, base + static_cast<std::uint32_t>(at)), lane_index);
-      found += hn::CompressStore(index, hn::RebindMask(du, passes(at)), du, indices + found);
+      bits |= std::uint64_t{MaskBits(passes(i + v * N))} << (v * N);
+    }
+    for (; bits != 0; bits &= bits - 1) {
+      indices[found++] =
+          base + static_cast<std::uint32_t>(i) + static_cast<std::uint32_t>(std::countr_zero(bits));
     }
   }
 #endif

@@ -5,11 +5,11 @@
 #include <string_view>
 #include <vector>
 
-/// The inner loops of the codecs, vectorized with Highway and dispatched at run time. Each works on
-/// a block of at most kBlockElements, allocates nothing and gives the same bits whatever the vector
-/// width: elements are independent, and reductions have 16 fixed lanes.
-/// Bytes may sit at any address. Expects the float mode of ScopedFloatMode.
-/// Threads: safe.
+/// The inner loops of the codecs, vectorized with Highway and dispatched at run time. The sums are
+/// those of a block of at most kBlockElements; else counts are free. Each allocates nothing and
+/// gives the same bits whatever the vector width: elements are independent, and reductions have 16
+/// fixed lanes. Bytes may sit at any address. Expects the float mode of ScopedFloatMode. Threads:
+/// safe.
 namespace gradwire::kernels {
 
 /// How one float is written: 4 bytes as it is, or 2 bytes rounded to nearest even, saturating.
@@ -53,11 +53,8 @@ void DecodeSigns(const std::byte* bits, float negative, float rest, std::size_t 
 void DecodeAddSigns(const std::byte* bits, float negative, float rest, std::size_t count,
                     float* accumulator);
 
-/// Elements that CollectAtLeast may write beyond what it counts.
-inline constexpr std::size_t kCollectSlack = 64;
-
 /// Appends base + i, ascending, for every i with the bits of abs(values[i]) >= threshold_bits.
-/// Shapes: indices has room for count + kCollectSlack. Returns how many there are.
+/// Shapes: indices has room for count. Returns how many there are.
 std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t threshold_bits,
                            std::uint32_t base, std::uint32_t* indices);
 

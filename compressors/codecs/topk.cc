@@ -24,8 +24,10 @@ namespace {
 constexpr std::size_t kGapBlock = 128;
 constexpr std::size_t kMaxWidth = 32;
 constexpr std::size_t kMaxElements = std::numeric_limits<std::uint32_t>::max();
-/// Enough to aim the threshold of 0.1 % well (16 samples above it), and still cheap to sort.
-constexpr std::size_t kMaxSamples = 16384;
+/// Of 0.1 % this has 8 above the cut, enough to aim; more would cost more than it saves.
+constexpr std::size_t kMaxSamples = 8192;
+/// A unit of this size is not sampled: all that is not zero is a candidate.
+constexpr std::size_t kUnsampled = 16384;
 
 std::uint32_t AbsBits(float value) { return std::bit_cast<std::uint32_t>(value) & 0x7fffffff; }
 
@@ -81,13 +83,12 @@ Cut CutByDigits(std::span<const float> q, std::size_t k) {
 /// that zeros are never collected. Only the speed depends on it.
 std::uint32_t AimThreshold(std::span<const float> q, std::size_t k, Scratch& scratch) {
   const std::size_t n = q.size();
-  if (n <= kMaxSamples) return 1;
-  // 64 samples above the threshold are plenty; more would cost more than they save.
-  const std::size_t wanted = std::min({kMaxSamples, 64 * (n / k + 1), n / 4});
+  if (n <= kUnsampled) return 1;
+  const std::size_t wanted = std::min({kMaxSamples, 32 * (n / k + 1), n / 2});
   const double above =
       static_cast<double>(k) * static_cast<double>(wanted) / static_cast<double>(n);
   // Low by a third and two standard deviations, since too few means to begin again.
-  const auto rank = static_cast<std::size_t>(1.3 * above + 2 * std::sqrt(above) + 1);
+  const auto rank = static_cast<std::size_t>(1.3 * above + 2 * std::sqrt(above) + 2);
   if (rank >= wanted) return 1;
   const std::size_t stride = n / wanted;
   scratch.samples.resize(wanted);
@@ -104,9 +105,9 @@ std::uint32_t AimThreshold(std::span<const float> q, std::size_t k, Scratch& scr
 std::span<const std::uint32_t> SelectLargest(std::span<const float> q, std::size_t k,
                                              Scratch& scratch) {
   const std::size_t n = q.size();
-  const std::size_t limit = std::min(n, 4 * k + kMaxSamples);
+  const std::size_t limit = std::min(n, 4 * k + kUnsampled);
   std::vector<std::uint32_t>& indices = scratch.indices;
-  indices.resize(limit + kBlockElements + kernels::kCollectSlack);
+  indices.resize(limit + kBlockElements);
   const auto collect = [&](std::size_t offset, std::uint32_t threshold, std::size_t at) {
     return kernels::CollectAtLeast(q.data() + offset, std::min(kBlockElements, n - offset),
                                    threshold, static_cast<std::uint32_t>(offset),
