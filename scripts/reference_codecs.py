@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """An independent second implementation of the codecs, in NumPy, for golden files.
 
 Written from the description of the formats alone, so that a misreading in the C++ codecs cannot

@@ -31,11 +31,14 @@ int main(int argc, char** argv) {
 
   ProcessOptions options;
   std::uint32_t index = 0;
+  std::string save_plan;
   CLI::App app{"gradwire-server: holds a shard of the keys; server 0 is the root"};
   app.add_option("--config", options.config_path, "configuration file (YAML)");
   app.add_option("--set", options.assignments, "key=value over the file and the environment");
   app.add_option("--index", index, "which server this is, 0 is the root (GRADWIRE_RANK)")
       ->envname("GRADWIRE_RANK");
+  app.add_option("--save-plan", save_plan,
+                 "file that the root writes the plan to; `plan:` replays it");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -58,7 +61,7 @@ int main(int argc, char** argv) {
   sigaddset(&signals, SIGUSR1);  // ours: ends the thread
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
-  auto server = Server::Start(*config, index);
+  auto server = Server::Start(*config, index, save_plan);
   if (!server.ok()) {
     LogError("{}", server.status().ToString());
     return ExitCodeOf(server.status(), /*started=*/false);

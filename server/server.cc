@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -44,9 +45,10 @@ Result<std::string> PortOf(const std::string& endpoint) {
 
 class ServerImpl final : public Server, public LaneOwner {
  public:
-  ServerImpl(const Config& config, std::uint32_t index)
+  ServerImpl(const Config& config, std::uint32_t index, std::string save_plan_path)
       : config_(config),
         index_(index),
+        save_plan_path_(std::move(save_plan_path)),
         codecs_(BuiltinCompressors()),
         executor_(MakeExecutor(Threads(config))) {}
 
@@ -222,6 +224,37 @@ class ServerImpl final : public Server, public LaneOwner {
     changed_.notify_all();
   }
 
+  // What this server will hold at most for the plan: a contribution per worker, the kept reply and
+  // the reply being made, and the residual.
+  void LogMemory(const Plan& plan) const {
+    std::uint64_t contributions = 0;
+    std::uint64_t replies = 0;
+    std::uint64_t residuals = 0;
+    for (const Unit& unit : plan.units) {
+      if (unit.server != index_) continue;
+      std::uint64_t uplink = 0;
+      std::uint64_t downlink = 0;
+      bool feedback = false;
+      for (const Phase& phase : unit.phases) {
+        const auto bytes = WireBytes(unit, phase, BuiltinCompressors());
+        if (!bytes.ok()) continue;
+        uplink = std::max(uplink, bytes->uplink);
+        downlink = std::max(downlink, bytes->downlink);
+        feedback = feedback || phase.downlink_feedback;
+      }
+      contributions += uplink * (unit.op == ReduceOp::kBroadcast ? 1 : config_.job.workers);
+      replies += 2 * downlink;
+      if (feedback) residuals += unit.num_elements * sizeof(float);
+    }
+    constexpr double kMiB = 1024.0 * 1024.0;
+    LogInfo(
+        "memory for this plan: at most {:.1f} MiB ({:.1f} contributions, {:.1f} replies, {:.1f} "
+        "residuals)",
+        static_cast<double>(contributions + replies + residuals) / kMiB,
+        static_cast<double>(contributions) / kMiB, static_cast<double>(replies) / kMiB,
+        static_cast<double>(residuals) / kMiB);
+  }
+
   void OnEveryoneTold(std::uint32_t lane) override {
     LogDebug("lane {}: every worker has been told of the failure", lane);
     const std::lock_guard lock(mu_);
@@ -237,6 +270,13 @@ class ServerImpl final : public Server, public LaneOwner {
   }
 
   void InstallOnAllLanes(std::shared_ptr<const Plan> plan) override {
+    if (index_ == 0 && !save_plan_path_.empty()) {
+      if (const Status status = SavePlan(*plan, save_plan_path_); !status.ok()) {
+        OnLaneFailed(status);
+        return;
+      }
+    }
+    LogMemory(*plan);
     const auto left = std::make_shared<std::atomic<std::size_t>>(lanes_.size());
     for (auto& lane : lanes_) {
       Lane* const each = lane.get();
@@ -254,6 +294,7 @@ class ServerImpl final : public Server, public LaneOwner {
 
   const Config config_;
   const std::uint32_t index_;
+  const std::string save_plan_path_;
   CodecCache codecs_;
   BufferPool pool_;
   std::unique_ptr<Executor> executor_;
@@ -271,7 +312,8 @@ class ServerImpl final : public Server, public LaneOwner {
 
 }  // namespace
 
-Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_t index) {
+Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_t index,
+                                              const std::string& save_plan_path) {
   if (!IsLoopback(config.server.bind) && !config.security.insecure) {
     return InvalidArgument(fmt::format(
         "server.bind is {}, which others can reach, and nothing keeps strangers out: set "
@@ -290,12 +332,13 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_
     const bool is_root_lane = index == 0 && l == 0;
     addresses.push_back(fmt::format("tcp://{}:{}", config.server.bind, is_root_lane ? *port : "0"));
   }
-  return Start(config, index, std::move(loops), std::move(addresses));
+  return Start(config, index, std::move(loops), std::move(addresses), save_plan_path);
 }
 
 Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_t index,
                                               std::vector<std::unique_ptr<Loop>> lanes,
-                                              std::vector<std::string> addresses) {
+                                              std::vector<std::string> addresses,
+                                              const std::string& save_plan_path) {
   if (index >= config.job.servers) {
     return InvalidArgument(fmt::format("server index {} is out of range: the job has {} server(s)",
                                        index, config.job.servers));
@@ -304,7 +347,7 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_
     return InvalidArgument(fmt::format("{} loops and {} addresses for {} lanes", lanes.size(),
                                        addresses.size(), config.server.lanes));
   }
-  auto server = std::make_unique<ServerImpl>(config, index);
+  auto server = std::make_unique<ServerImpl>(config, index, save_plan_path);
   GRADWIRE_RETURN_IF_ERROR(server->Init(std::move(lanes), addresses));
   return std::unique_ptr<Server>(std::move(server));
 }

@@ -25,15 +25,18 @@ struct ServerStats {
 /// Threads: every method is safe from any thread.
 class Server {
  public:
-  /// Listens on all lanes and, unless it is the root, connects to the root.
+  /// Listens on all lanes and, unless it is the root, connects to the root. The root writes every
+  /// version of the plan to `save_plan_path`, if there is one.
   /// Errors: Unavailable (address, port, reason), InvalidArgument.
-  static Result<std::unique_ptr<Server>> Start(const Config& config, std::uint32_t index);
+  static Result<std::unique_ptr<Server>> Start(const Config& config, std::uint32_t index,
+                                               const std::string& save_plan_path = "");
 
   /// The same over given loops, one a lane; lane l of server s listens on `addresses[l]` (tests use
   /// the in-process network).
   static Result<std::unique_ptr<Server>> Start(const Config& config, std::uint32_t index,
                                                std::vector<std::unique_ptr<Loop>> lanes,
-                                               std::vector<std::string> addresses);
+                                               std::vector<std::string> addresses,
+                                               const std::string& save_plan_path = "");
   virtual ~Server() = default;
 
   /// Where lane 0 listens.

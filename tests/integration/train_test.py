@@ -1,0 +1,86 @@
+#!/usr/bin/python3
+"""Training jobs through gradwire-launch: the same parameters whatever the speed knobs, plan replay.
+
+Usage: train_test.py BIN_DIR
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BIN = pathlib.Path(sys.argv.pop(1))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
+SKIP = 77
+DEADLINE_S = 240
+
+
+class TrainTest(unittest.TestCase):
+    def setUp(self):
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gradwire-train-test-"))
+        self.addCleanup(shutil.rmtree, self.scratch)
+        self.runs = 0
+
+    def train(self, workers, *settings, model="conv", steps=8, config="onebit.yaml", extra=()):
+        """Runs a small job; returns the report of rank 0 and the job's log directory."""
+        self.runs += 1
+        logs = self.scratch / f"run{self.runs}"
+        report = self.scratch / f"report{self.runs}.json"
+        command = [ROOT / "scripts" / "gradwire-launch", "--config", ROOT / "configs" / config,
+                   "--bin-dir", BIN, "--workers", str(workers), "--log-dir", logs,
+                   "--set", "endpoint=tcp://127.0.0.1:0", "--set", "compression.warmup_steps=0",
+                   "--set", "compression.min_bytes=1KiB", "--set", "partition.fuse_below=4KiB",
+                   *[a for s in settings for a in ("--set", s)], "--",
+                   "gradwire-train", "--model", model, "--steps", str(steps), "--batch", "16",
+                   "--train-limit", "1024", "--test-limit", "256", "--lr", "0.01", "--json", report,
+                   *extra]
+        done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        return json.loads(report.read_text()), logs
+
+    def test_no_speed_knob_changes_the_trained_parameters(self):
+        variants = {
+            2: [[], [], ["job.servers=3"], ["server.lanes=3"], ["partition.credit=64KiB"],
+                ["worker.threads=2", "server.threads=2"],
+                ["job.servers=3", "server.lanes=3", "partition.credit=128KiB", "worker.threads=1"]],
+            4: [[], [], ["job.servers=3"], ["server.lanes=3"]],
+        }
+        for workers, settings in variants.items():
+            digests = [self.train(workers, *each)[0]["digest"] for each in settings]
+            self.assertEqual(digests, [digests[0]] * len(digests), f"{workers} workers")
+
+    def test_another_seed_gives_other_parameters(self):
+        # Otherwise the digests above would say nothing.
+        one, _ = self.train(2, "job.seed=1")
+        two, _ = self.train(2, "job.seed=2")
+        self.assertNotEqual(one["digest"], two["digest"])
+
+    def test_a_saved_plan_is_replayed(self):
+        first, logs = self.train(2)
+        saved = logs / "server.00" / "plan"
+        self.assertGreater(saved.stat().st_size, 100)
+        # Another partition size would cut other units; the plan has the last word.
+        again, _ = self.train(2, f"plan={saved}", "partition.bytes=64KiB")
+        self.assertEqual(first["digest"], again["digest"])
+        other, _ = self.train(2, "partition.bytes=64KiB")
+        self.assertNotEqual(first["digest"], other["digest"])
+
+    def test_onebit_is_28_times_smaller_both_ways(self):
+        report, _ = self.train(2, model="mlp", steps=6)
+        self.assertGreater(report["push_ratio"], 28)
+        self.assertGreater(report["pull_ratio"], 28)
+        self.assertEqual(report["nonfinite_units"], 0)
+
+
+if __name__ == "__main__":
+    if not DATA.is_dir():
+        print("SKIPPED: the data set is not installed (Debian package dataset-fashion-mnist)")
+        sys.exit(SKIP)
+    os.environ.pop("GRADWIRE_CONFIG", None)
+    unittest.main(verbosity=2)
