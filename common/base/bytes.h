@@ -19,8 +19,7 @@ using MutableBytes = std::span<std::byte>;
 
 /// Loads a little-endian T from any address. Payloads arrive misaligned; never cast instead.
 template <typename T>
-  requires std::is_trivially_copyable_v<T>
-T LoadLe(const void* from) {
+requires std::is_trivially_copyable_v<T> T LoadLe(const void* from) {
   T value;
   std::memcpy(&value, from, sizeof(T));
   return value;
@@ -28,15 +27,12 @@ T LoadLe(const void* from) {
 
 /// Stores a T as little-endian at any address.
 template <typename T>
-  requires std::is_trivially_copyable_v<T>
-void StoreLe(void* to, T value) {
-  std::memcpy(to, &value, sizeof(T));
-}
+requires std::is_trivially_copyable_v<T>
+void StoreLe(void* to, T value) { std::memcpy(to, &value, sizeof(T)); }
 
 /// The bytes of a span of trivially copyable values.
 template <typename T, std::size_t N>
-  requires std::is_trivially_copyable_v<T>
-ByteView AsBytes(std::span<T, N> values) {
+requires std::is_trivially_copyable_v<T> ByteView AsBytes(std::span<T, N> values) {
   return std::as_bytes(values);
 }
 

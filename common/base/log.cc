@@ -29,8 +29,8 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
 // A library must stay quiet until its host asks: the default logger takes warnings and errors only.
 std::shared_ptr<spdlog::logger>& Logger() {
   static std::shared_ptr<spdlog::logger> logger = [] {
-    auto made = std::make_shared<spdlog::logger>(
-        "gradwire", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>("gradwire",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_level(spdlog::level::warn);
     made->set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%l%$ gradwire %v");
     return made;

@@ -10,7 +10,8 @@
 
 namespace gradwire {
 
-/// The unit's tensors as a person reads them: "'dense0.weight'[0:524288]", "3 tensors from 'a.bias'".
+/// The unit's tensors as a person reads them: "'dense0.weight'[0:524288]", "3 tensors from
+/// 'a.bias'".
 inline std::string DescribeUnit(const Plan& plan, const Unit& unit) {
   const UnitMember& first = unit.members.front();
   const std::string& name = plan.tensors[first.tensor].name;

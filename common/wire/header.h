@@ -15,21 +15,21 @@ inline constexpr std::uint32_t kProtocolVersion = 1;
 
 /// What a message is. The numbers are on the wire: never reuse one.
 enum class MessageKind : std::uint8_t {
-  kHello = 1,      // payload: Hello. First message of a connection, from the side that connects.
-  kWelcome = 2,    // payload: Welcome. The answer.
-  kDeclare = 3,    // payload: Declare. Worker to root.
-  kPlan = 4,       // payload: Plan. Root to servers and workers.
-  kPlanAck = 5,    // server to root: plan_version is installed.
-  kPush = 6,       // payload: codec bytes. Worker to server.
-  kReceipt = 7,    // server to worker: holds every push of this connection up to `sequence`.
-  kReply = 8,      // payload: codec bytes. Server to worker.
-  kRepull = 9,     // worker to server after a reconnect: I still wait for (key, round).
-  kPushAgain = 10, // server to worker: answer to a Repull whose push I do not hold.
-  kBarrier = 11,   // worker to root: I have reached barrier number `round`.
+  kHello = 1,         // payload: Hello. First message of a connection, from the side that connects.
+  kWelcome = 2,       // payload: Welcome. The answer.
+  kDeclare = 3,       // payload: Declare. Worker to root.
+  kPlan = 4,          // payload: Plan. Root to servers and workers.
+  kPlanAck = 5,       // server to root: plan_version is installed.
+  kPush = 6,          // payload: codec bytes. Worker to server.
+  kReceipt = 7,       // server to worker: holds every push of this connection up to `sequence`.
+  kReply = 8,         // payload: codec bytes. Server to worker.
+  kRepull = 9,        // worker to server after a reconnect: I still wait for (key, round).
+  kPushAgain = 10,    // server to worker: answer to a Repull whose push I do not hold.
+  kBarrier = 11,      // worker to root: I have reached barrier number `round`.
   kBarrierDone = 12,  // root to worker
   kGoodbye = 13,      // worker to server: I shall push no more.
   kGoodbyeAck = 14,
-  kError = 15,      // payload: text. `error` says its code; the job (or the connection) is over.
+  kError = 15,  // payload: text. `error` says its code; the job (or the connection) is over.
   kHeartbeat = 16,
   kShutdown = 17,  // root to servers: every worker has said goodbye.
 };

@@ -39,7 +39,8 @@ struct UnitMember {
   friend bool operator==(const UnitMember&, const UnitMember&) = default;
 };
 
-/// How a unit is compressed from a step on. Compressors are in their written form, "topk(ratio=0.01)".
+/// How a unit is compressed from a step on. Compressors are in their written form,
+/// "topk(ratio=0.01)".
 struct Phase {
   std::uint64_t first_step = 0;
   std::string uplink = "none";
