@@ -1,5 +1,5 @@
-// What bare ZeroMQ does with the benchmark's bytes: a ROUTER that sends every message back and DEALERs
-// that keep a window of them under way. No compression, no sums, no protocol.
+// What bare ZeroMQ does with the benchmark's bytes: a ROUTER that sends every message back and
+// DEALERs that keep a window of them under way. No compression, no sums, no protocol.
 
 #include <fmt/format.h>
 #include <malloc.h>

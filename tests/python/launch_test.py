@@ -233,10 +233,11 @@ class LaunchTest(unittest.TestCase):
         self.assertEqual(code, 0, err)
         endpoint = self.variables()["GRADWIRE_ENDPOINT"]
         for index in (0, 1):
+            save = ["--save-plan", str(self.logs / "server.00" / "plan")] if index == 0 else []
             self.assertEqual(
                 self.log(f"server.{index:02d}").split()[2:],
                 ["--config", str(config), "--index", str(index), "--set", "log.level=debug", "--set",
-                 "job.workers=1", "--set", "job.servers=2", "--set", f"endpoint={endpoint}"])
+                 "job.workers=1", "--set", "job.servers=2", "--set", f"endpoint={endpoint}", *save])
 
     def test_the_command_line_goes_before_the_environment_and_that_before_the_file(self):
         (self.scratch / "job.yaml").write_text("job: {workers: 2, servers: 2}\n")
