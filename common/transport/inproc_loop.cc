@@ -157,12 +157,15 @@ class Network {
 
   /// Whoever connects or listens with this inbox does so no more.
   void Leave(const std::shared_ptr<Inbox>& inbox) {
-    for (const std::shared_ptr<Link>& link : LinksOf(inbox)) CloseLink(link, true);
-    const std::lock_guard lock(mu_);
-    for (auto& [address, place] : places_) {
-      if (place.listener == inbox) place.listener = nullptr;
-      std::erase_if(place.waiting, [&](const Waiting& w) { return w.inbox == inbox; });
+    {
+      // First, or whoever is told of the end of a link could connect here again.
+      const std::lock_guard lock(mu_);
+      for (auto& [address, place] : places_) {
+        if (place.listener == inbox) place.listener = nullptr;
+        std::erase_if(place.waiting, [&](const Waiting& w) { return w.inbox == inbox; });
+      }
     }
+    for (const std::shared_ptr<Link>& link : LinksOf(inbox)) CloseLink(link, true);
   }
 
   /// A connection that was not up yet is forgotten.
