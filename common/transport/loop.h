@@ -45,7 +45,9 @@ struct TrafficCounters {
 /// - Between one OnUp and the next OnDown messages to and from a peer arrive whole, once, in order.
 /// - A cut loses a suffix of what was sent; nothing arrives late from before it. The connecting
 ///   side is told (OnDown, later OnUp) and makes the connection anew by itself; the listening side
-///   sees a new PeerId and learns of the cut only by silence or by a failed Send.
+///   sees a new PeerId and learns of the cut only by silence or by a failed Send. What the old
+///   connection had already brought may be read after the new one's first message, but under the
+///   old PeerId: the peer of a rank is the one that said Hello last.
 /// - A payload's owner is released once, on any thread, when no byte of it will be read again.
 /// - Sending does not block and does not copy payloads of at least kZeroCopyBytes.
 class Loop {
@@ -64,6 +66,7 @@ class Loop {
   /// Begins to connect; OnUp tells when it stands, tried again for ever until Disconnect or Stop.
   /// Threads: the loop's.  Errors: InvalidArgument for an address that can't be one.
   virtual Result<PeerId> Connect(const std::string& address) = 0;
+  /// Ends a connection for good; what is queued is dropped. No callback for it follows.
   /// Threads: the loop's.
   virtual void Disconnect(PeerId peer) = 0;
 
@@ -77,8 +80,9 @@ class Loop {
   /// Runs the task on the loop's thread after a delay. Threads: the loop's.
   virtual void PostAfter(int delay_ms, Task task) = 0;
 
-  /// Ends the thread and releases all payloads: when it returns no owner is held any more.
-  /// What is queued for sending is given up to `linger_ms` to leave. Threads: any but the loop's.
+  /// Runs what was posted before, ends the thread and releases all payloads: when it returns no
+  /// owner is held any more (in process, receivers may still hold what was delivered to them). What
+  /// is queued for sending is given up to `linger_ms` to leave. Threads: any but the loop's.
   virtual void Stop(int linger_ms = 0) = 0;
 
   /// Threads: any.
