@@ -1,5 +1,6 @@
 #include "common/base/buffer_pool.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <map>
