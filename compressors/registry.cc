@@ -190,7 +190,9 @@ Result<std::unique_ptr<const Compressor>> CompressorRegistry::Create(
       parameters.values_[parameter.name] = parameter.default_value;
     }
   }
-  for (const auto& [name, value] : spec.parameters) {
+  for (const auto& item : spec.parameters) {
+    const std::string& name = item.first;  // lambdas may not capture structured bindings everywhere
+    const std::string& value = item.second;
     const auto parameter = std::find_if(info->parameters.begin(), info->parameters.end(),
                                         [&](const ParameterInfo& p) { return p.name == name; });
     if (parameter == info->parameters.end()) {

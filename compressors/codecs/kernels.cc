@@ -386,7 +386,8 @@ SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT valu
     } else if constexpr (kSum == SignSum::kSquares) {
       rest_lanes[i % kLanes] += q * q;
     } else {
-      (is_negative ? negative_lanes : rest_lanes)[i % kLanes] += magnitude;
+      float* const lanes = is_negative ? negative_lanes : rest_lanes;
+      lanes[i % kLanes] += magnitude;
       sums.negatives += is_negative ? 1 : 0;
     }
   }

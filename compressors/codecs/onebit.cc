@@ -82,7 +82,7 @@ class OnebitCodec final : public Compressor {
     if (residual != nullptr) {
       // The room stays in the vector, so this allocates in the first round only.
       residual->pending.resize(encoded.finite ? num_scales : 0);
-      if (encoded.finite) {
+      if (encoded.finite && num_scales != 0) {
         std::memcpy(residual->pending.data(), scales, num_scales * sizeof(float));
       }
     }

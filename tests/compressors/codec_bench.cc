@@ -101,7 +101,7 @@ const bool registered = [] {
     }
   }
   for (const std::size_t n : {std::size_t{1} << 18, std::size_t{1} << 20, std::size_t{1} << 24}) {
-    const std::string size = "/" + std::to_string(n * sizeof(float) / 1024) + "KiB";
+    const std::string size = '/' + std::to_string(n * sizeof(float) / 1024) + "KiB";
     benchmark::RegisterBenchmark(("memcpy" + size).c_str(), BenchMemcpy, n);
     benchmark::RegisterBenchmark(("a+=b" + size).c_str(), BenchAdd, n);
     for (const std::string spec : {"none", "fp16", "bf16", "onebit", "onebit(scaling=two_means)",

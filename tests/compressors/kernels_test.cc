@@ -119,7 +119,8 @@ TEST_CASE("sums of signs have 16 float lanes and are added in double", "[compres
     float negative_lanes[16] = {};
     std::uint64_t negatives = 0;
     for (std::size_t i = 0; i < n; ++i) {
-      (x[i] < 0 ? negative_lanes : lanes)[i % 16] += std::fabs(x[i]);
+      float* const own_lanes = x[i] < 0 ? negative_lanes : lanes;
+      own_lanes[i % 16] += std::fabs(x[i]);
       negatives += x[i] < 0 ? 1 : 0;
     }
     double rest = 0;
