@@ -182,36 +182,39 @@ class ServerImpl final : public Server, public LaneOwner {
   // Runs the task on the lane's thread and waits, or here if the thread has ended.
   template <typename Task>
   void OnLane(Lane& lane, Task&& task) const {
-    {
-      const std::lock_guard lock(mu_);
-      if (shut_down_) {
-        task();
-        return;
-      }
+    std::unique_lock lock(mu_);
+    if (shutting_down_) {
+      changed_.wait(lock, [this] { return shut_down_; });
+      lock.unlock();
+      task();
+      return;
     }
-    std::mutex mu;
-    std::condition_variable done;
     bool ran = false;
+    // Under the lock: a loop runs what was posted before its Stop, and Stop comes after the flag.
     lane.loop().Post([&] {
       task();
-      const std::lock_guard lock(mu);
+      const std::lock_guard inner(mu_);
       ran = true;
-      done.notify_all();
+      changed_.notify_all();
     });
-    std::unique_lock lock(mu);
-    done.wait(lock, [&] { return ran; });
+    changed_.wait(lock, [&] { return ran; });
   }
 
   void Shutdown(int linger_ms) {
     {
-      const std::lock_guard lock(mu_);
-      if (shut_down_) return;
+      std::unique_lock lock(mu_);
+      if (shutting_down_) {
+        changed_.wait(lock, [this] { return shut_down_; });
+        return;
+      }
+      shutting_down_ = true;
     }
     // Loops first: they post to the executor. What it still finishes is dropped with the loops.
     for (auto& lane : lanes_) lane->Stop(linger_ms);
     executor_ = nullptr;
     const std::lock_guard lock(mu_);
     shut_down_ = true;
+    changed_.notify_all();
   }
 
   void OnLaneFailed(Status status) override {
@@ -302,11 +305,12 @@ class ServerImpl final : public Server, public LaneOwner {
   std::string address_;
 
   mutable std::mutex mu_;
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
   Status error_;                    // guarded by mu_
   std::size_t finished_lanes_ = 0;  // guarded by mu_
   std::size_t told_lanes_ = 0;      // guarded by mu_
   bool stopped_ = false;            // guarded by mu_
+  bool shutting_down_ = false;      // guarded by mu_
   bool shut_down_ = false;          // guarded by mu_
 };
 

@@ -12,6 +12,7 @@ Cluster::Cluster(Config config, TransportKind kind)
     : config_(std::move(config)), kind_(kind), network_(MakeInprocNetwork()) {
   config_.endpoint = kind == TransportKind::kInproc ? "inproc://s0l0" : "tcp://127.0.0.1:0";
   outcomes_.resize(config_.job.servers);
+  servers_.reserve(config_.job.servers);
   for (std::uint32_t s = 0; s < config_.job.servers; ++s) {
     auto server = [&] {
       if (kind == TransportKind::kZmq) return Server::Start(config_, s);
@@ -30,7 +31,8 @@ Cluster::Cluster(Config config, TransportKind kind)
       root_address_ = servers_[0]->address();
       config_.endpoint = root_address_;
     }
-    threads_.emplace_back([this, s] { outcomes_[s] = servers_[s]->Run(); });
+    Server* const running = servers_.back().get();
+    threads_.emplace_back([this, s, running] { outcomes_[s] = running->Run(); });
   }
 }
 

@@ -14,7 +14,7 @@
 namespace gradwire::testing {
 namespace {
 
-constexpr std::size_t kElements = 300007;
+constexpr std::size_t kElements = 100003;
 constexpr int kRounds = 40;
 
 struct Outcome {
@@ -96,7 +96,7 @@ TEST_CASE("TCP connections cut in mid-round lose nothing and double nothing",
   };
   CounterRng rng(TestSeed());
   // Cuts after a random number of bytes: within a header, a payload, between messages.
-  const std::uint64_t round_bytes = spec == "none" ? 2 * 370008 * 4 : 40000;
+  const std::uint64_t round_bytes = spec == "none" ? 2 * 170004 * 4 : 15000;
   const Outcome disturbed = RunRounds(cluster, through_proxy, [&](int round) {
     if (round % 4 == 1) proxy.CutAfterBytes(1 + rng.NextBelow(round_bytes), /*restore=*/true);
     if (round % 8 == 3) {

@@ -38,7 +38,7 @@ struct Arguments {
   double epochs = 1.0;
   std::size_t batch = 64;
   double rate = 0.05;
-  double momentum = 0.9;
+  double momentum = 0.5;
   double weight_decay = 0.0;
   std::optional<std::uint64_t> warmup;
   std::optional<std::uint64_t> seed;

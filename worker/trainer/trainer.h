@@ -36,7 +36,7 @@ struct TrainOptions {
   std::uint64_t steps = 0;
   std::size_t batch = 64;  // of each worker
   double rate = 0.05;      // peak
-  double momentum = 0.9;
+  double momentum = 0.5;
   double weight_decay = 0.0;  // on weights, not on biases
   std::uint64_t warmup_steps = 0;
   std::uint64_t seed = 1;
