@@ -271,7 +271,7 @@ void Lane::OnPlanInstalled(std::uint64_t version) {
 
 void Lane::OnUp(PeerId peer) {
   if (peer != root_peer_) return;
-  root_is_up_ = true;
+  root_is_up_ = root_was_up_ = true;
   Header header;
   header.kind = MessageKind::kHello;
   header.rank = server_;
@@ -403,8 +403,7 @@ void Lane::Tick() {
       }
     }
     if (root_peer_ != 0 && !root_is_up_) {
-      const int limit = goodbyes_ > 0 ? timeouts.dead_after_ms
-                                      : std::max(timeouts.dead_after_ms, timeouts.start_ms);
+      const int limit = root_was_up_ ? timeouts.dead_after_ms : timeouts.start_ms;
       if (now - root_lost_at_ > ms(limit)) {
         Fail(Unavailable(fmt::format("the root at {} is lost: no connection for {:.1f} s",
                                      config_.endpoint, Seconds(now - root_lost_at_))));

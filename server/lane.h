@@ -110,6 +110,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   PeerId root_peer_ = 0;  // lane 0 of servers other than the root
   Clock::time_point root_lost_at_;
   bool root_is_up_ = false;
+  bool root_was_up_ = false;
   Clock::time_point started_at_;
   Clock::time_point last_progress_;
   Clock::time_point last_report_;

@@ -30,7 +30,7 @@ constexpr int kLingerMs = 2000;
 
 bool IsLoopback(const std::string& host) {
   return host == "127.0.0.1" || host == "localhost" || host == "::1" || host == "[::1]" ||
-         host.rfind("127.", 0) == 0;
+         (host.rfind("127.", 0) == 0 && host.find_first_not_of("0123456789.") == std::string::npos);
 }
 
 // "tcp://host:5701" -> "5701"

@@ -225,8 +225,9 @@ class ClientImpl final : public Client, private LoopHandler {
   void SendPump();
   void Tick();
   /// Ends everything with an error: nothing is sent any more, handles complete with it as soon as
-  /// their memory is free.
+  /// their memory is free. Fail logs it.
   void Fail(Status status);
+  void Abort(Status status);
 
   // --- with mu_ held -----------------------------------------------------------------------------
 
@@ -642,8 +643,9 @@ Status ClientImpl::Close() {
                                        [](const auto& c) { return c->goodbye_done; });
   });
   const Status status = in_time ? error_ : Timeout("not every server has acknowledged the goodbye");
-  if (error_.ok()) error_ = Unavailable("the client is closed");
   lock.unlock();
+  // Handles that nobody has waited for complete with this.
+  loop_->Post([this] { Abort(Unavailable("the client is closed")); });
   StopLoop();
   return status;
 }
@@ -953,7 +955,8 @@ void ClientImpl::OnReply(const Header& header, Payload payload) {
     work->state = UnitState::kDecoding;
     work->reply_kind = header.reply;
     work->reply = std::move(payload);
-    GiveToken(*work);
+    GiveToken(*work);  // after a cut the reply may come without the receipt
+    if (!ready_.empty()) ScheduleEncode();
   }
   executor_->Post([this, work] { DecodeUnit(*work); });
 }
@@ -1220,13 +1223,21 @@ void ClientImpl::Tick() {
 }
 
 void ClientImpl::Fail(Status status) {
+  {
+    const std::lock_guard lock(mu_);
+    if (!error_.ok()) return;
+  }
+  LogError("rank {}: {}", rank_, status.ToString());
+  Abort(std::move(status));
+}
+
+void ClientImpl::Abort(Status status) {
   std::vector<BlobRef> released;
   std::vector<PeerId> peers;
   {
     const std::lock_guard lock(mu_);
     if (!error_.ok()) return;
     error_ = std::move(status);
-    LogError("rank {}: {}", rank_, error_.ToString());
     for (const auto& connection : connections_) {
       peers.push_back(connection->peer);
       connection->up = false;

@@ -1,0 +1,299 @@
+// A shard alone: rounds, duplicates, questions after a cut, and what it refuses. Reductions run on
+// plain std::threads, which ThreadSanitizer sees whole.
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "common/plan/plan.h"
+#include "server/shard.h"
+#include "tests/catch.h"
+
+namespace gradwire {
+namespace {
+
+// Runs each task on a thread of its own.
+class ThreadExecutor final : public Executor {
+ public:
+  ~ThreadExecutor() override {
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void Post(Task task) override { threads_.emplace_back(std::move(task)); }
+  int concurrency() const override { return 4; }
+
+ private:
+  std::vector<std::thread> threads_;
+};
+
+struct Said {
+  std::uint32_t rank = 0;
+  Header header;
+  std::vector<std::byte> payload;
+};
+
+class Recorder final : public ShardOutput {
+ public:
+  void Reply(std::uint32_t rank, const Header& header, const Payload& payload) override {
+    said.push_back({rank, header, {payload.bytes.begin(), payload.bytes.end()}});
+  }
+  void Fail(Status status) override { failures.push_back(std::move(status)); }
+
+  std::vector<Said> said;
+  std::vector<Status> failures;
+};
+
+// The shard of a job with three workers and one tensor of two units; the test is the lane's thread.
+class Fixture {
+ public:
+  explicit Fixture(const std::string& compressor, std::uint64_t warmup_steps = 0)
+      : codecs_(BuiltinCompressors()),
+        shard_(
+            {0, 0, kWorkers, 1}, codecs_, executor_, pool_,
+            [this](std::function<void()> task) { Post(std::move(task)); }, output) {
+    PlanOptions options;
+    options.num_workers = kWorkers;
+    options.partition_bytes = kBlockElements * sizeof(float);
+    options.compression.min_bytes = 0;
+    options.compression.warmup_steps = warmup_steps;
+    options.compression.uplink.compressor.name = compressor;
+    options.compression.downlink.compressor.name = compressor;
+    TensorDeclaration tensor;
+    tensor.name = "weight";
+    tensor.shape = {2 * kBlockElements};
+    options.fuse_below = 1;
+    auto plan =
+        ExtendPlan(EmptyPlan(options), std::span(&tensor, 1), options, BuiltinCompressors());
+    REQUIRE(plan.ok());
+    plan_ = std::make_shared<const Plan>(std::move(plan).value());
+    REQUIRE(plan_->units.size() == 2);
+    REQUIRE(shard_.InstallPlan(plan_).ok());
+  }
+
+  Header PushHeader(std::uint64_t key, std::uint64_t round) const {
+    Header header;
+    header.kind = MessageKind::kPush;
+    header.key = key;
+    header.round = round;
+    header.step = round;
+    header.phase = plan_->units[key].PhaseAt(round);
+    header.plan_version = plan_->version;
+    return header;
+  }
+
+  Payload Encode(float value, const std::string& spec) {
+    const std::vector<float> values(kBlockElements, value);
+    const auto codec = codecs_.Get(spec);
+    REQUIRE(codec.ok());
+    const PooledBuffer buffer = pool_.Acquire((*codec)->MaxEncodedSize(values.size()));
+    const auto encoded = EncodeSpan(**codec, values, {}, buffer.bytes());
+    REQUIRE(encoded.ok());
+    return buffer.Share(encoded->payload_bytes);
+  }
+
+  // Waits until `count` things have been said or failed.
+  void RunUntilSaid(std::size_t count) {
+    std::unique_lock lock(mu_);
+    while (output.said.size() + output.failures.size() < count) {
+      REQUIRE(changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !tasks_.empty(); }));
+      const auto task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  }
+
+  static constexpr std::uint32_t kWorkers = 3;
+  Recorder output;
+
+ private:
+  void Post(std::function<void()> task) {
+    const std::lock_guard lock(mu_);
+    tasks_.push_back(std::move(task));
+    changed_.notify_all();
+  }
+
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;  // guarded by mu_
+  CodecCache codecs_;
+  BufferPool pool_;
+  std::shared_ptr<const Plan> plan_;
+  Shard shard_;
+  ThreadExecutor executor_;
+
+ public:
+  Shard& shard() { return shard_; }
+};
+
+float FirstFloat(const Said& said) { return LoadLe<float>(said.payload.data()); }
+
+TEST_CASE("a round is answered to all when all are there, in any order of arrival",
+          "[server][unit]") {
+  Fixture test("none");
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    for (const std::uint32_t rank : {2U, 0U, 1U}) {
+      for (const std::uint64_t key : {1U, 0U}) {
+        test.shard().OnPush(rank, test.PushHeader(key, round),
+                            test.Encode(static_cast<float>(rank + round), "none"));
+      }
+    }
+    test.RunUntilSaid(6);
+    REQUIRE(test.output.failures.empty());
+    for (const Said& said : test.output.said) {
+      REQUIRE(said.header.kind == MessageKind::kReply);
+      REQUIRE(said.header.reply == ReplyKind::kResult);
+      REQUIRE(said.header.round == round);
+      REQUIRE(FirstFloat(said) == static_cast<float>(1 + round));
+    }
+    test.output.said.clear();
+  }
+  REQUIRE(test.shard().counters().rounds == 6);
+}
+
+TEST_CASE("a duplicate is counted and never added; one of an answered round gets the kept reply",
+          "[server][unit]") {
+  Fixture test("none");
+  test.shard().OnPush(0, test.PushHeader(0, 0), test.Encode(3, "none"));
+  test.shard().OnPush(0, test.PushHeader(0, 0), test.Encode(300, "none"));
+  test.shard().OnPush(1, test.PushHeader(0, 0), test.Encode(3, "none"));
+  test.shard().OnPush(2, test.PushHeader(0, 0), test.Encode(6, "none"));
+  test.RunUntilSaid(3);
+  REQUIRE(FirstFloat(test.output.said[0]) == 4.0F);
+  test.shard().OnPush(1, test.PushHeader(0, 0), test.Encode(3, "none"));
+  REQUIRE(test.output.said.size() == 4);
+  REQUIRE(test.output.said[3].rank == 1);
+  REQUIRE(test.output.said[3].payload == test.output.said[0].payload);
+  REQUIRE(test.shard().counters().duplicate_pushes == 2);
+  REQUIRE(test.output.failures.empty());
+}
+
+TEST_CASE("a repull is answered from the kept reply, by silence, or by a wish for the push",
+          "[server][unit]") {
+  Fixture test("none");
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    test.shard().OnPush(rank, test.PushHeader(0, 0), test.Encode(1, "none"));
+  }
+  test.RunUntilSaid(3);
+  Header repull = test.PushHeader(0, 0);
+  repull.kind = MessageKind::kRepull;
+  test.shard().OnRepull(2, repull);
+  REQUIRE(test.output.said.size() == 4);
+  REQUIRE(test.output.said[3].header.kind == MessageKind::kReply);
+
+  test.shard().OnPush(1, test.PushHeader(0, 1), test.Encode(1, "none"));
+  repull.round = 1;
+  test.shard().OnRepull(1, repull);  // its push is here: the answer comes when the round closes
+  REQUIRE(test.output.said.size() == 4);
+  test.shard().OnRepull(2, repull);  // its push is not
+  REQUIRE(test.output.said.size() == 5);
+  REQUIRE(test.output.said[4].header.kind == MessageKind::kPushAgain);
+  REQUIRE(test.output.said[4].rank == 2);
+  REQUIRE(test.output.failures.empty());
+}
+
+TEST_CASE("what is not the expected push is refused, naming tensor, rank and both values",
+          "[server][unit]") {
+  struct Case {
+    std::function<void(Fixture&)> act;
+    std::vector<std::string> expected;
+  };
+  const auto push = [](Fixture& test, std::uint32_t rank, Header header, Payload payload) {
+    test.shard().OnPush(rank, header, std::move(payload));
+  };
+  const std::vector<Case> cases = {
+      {[&](Fixture& t) { push(t, 1, t.PushHeader(0, 4), t.Encode(1, "none")); },
+       {"rank 1", "'weight'[0:4096]", "round 4", "expected 0"}},
+      {[&](Fixture& t) { push(t, 1, t.PushHeader(0, 0), {}); }, {"rank 1", "0 bytes", "16384"}},
+      {[&](Fixture& t) {
+         Header header = t.PushHeader(0, 0);
+         header.plan_version = 9;
+         push(t, 2, header, t.Encode(1, "none"));
+       },
+       {"rank 2", "plan version 9", "has 1"}},
+      {[&](Fixture& t) {
+         Header header = t.PushHeader(0, 0);
+         header.phase = 1;
+         push(t, 0, header, t.Encode(1, "none"));
+       },
+       {"rank 0", "phase 1", "expected 0"}},
+      {[&](Fixture& t) {
+         push(t, 0, t.PushHeader(0, 0), t.Encode(1, "none"));
+         Header header = t.PushHeader(0, 0);
+         header.step = 7;
+         push(t, 1, header, t.Encode(1, "none"));
+       },
+       {"rank 1", "step 7", "step 0"}},
+      {[&](Fixture& t) {
+         Header header = t.PushHeader(1, 0);
+         header.key = 17;
+         push(t, 0, header, t.Encode(1, "none"));
+       },
+       {"rank 0", "key 17"}},
+  };
+  for (const Case& each : cases) {
+    Fixture test("none");
+    each.act(test);
+    REQUIRE(test.output.failures.size() == 1);
+    for (const std::string& part : each.expected) {
+      CAPTURE(test.output.failures[0].message(), part);
+      REQUIRE(test.output.failures[0].message().find(part) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a non-finite contribution voids the round for all and leaves the residual alone",
+          "[server][unit]") {
+  Fixture test("onebit");
+  const auto round = [&](std::uint64_t number, bool is_void) {
+    test.output.said.clear();
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      Header header = test.PushHeader(0, number);
+      header.nonfinite = is_void && rank == 2;
+      test.shard().OnPush(rank, header, header.nonfinite ? Payload{} : test.Encode(2.5F, "onebit"));
+    }
+    test.RunUntilSaid(3);
+  };
+  round(0, false);
+  const auto before = test.shard().residuals().Read("weight", 2 * kBlockElements);
+  round(1, true);
+  for (const Said& said : test.output.said) {
+    REQUIRE(said.header.reply == ReplyKind::kNonfinite);
+    REQUIRE(said.payload.size() == 4);
+    REQUIRE(LoadLe<std::uint32_t>(said.payload.data()) == 2);
+  }
+  REQUIRE(test.shard().residuals().Read("weight", 2 * kBlockElements) == before);
+  round(2, false);
+  REQUIRE(test.output.said[0].header.reply == ReplyKind::kResult);
+  REQUIRE(test.shard().counters().nonfinite_rounds == 1);
+  REQUIRE(test.output.failures.empty());
+}
+
+TEST_CASE("warm-up steps go uncompressed and then the phase changes", "[server][unit]") {
+  Fixture test("onebit", /*warmup_steps=*/2);
+  for (std::uint64_t round = 0; round < 4; ++round) {
+    test.output.said.clear();
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      test.shard().OnPush(rank, test.PushHeader(0, round),
+                          test.Encode(1.5F, round < 2 ? "none" : "onebit"));
+    }
+    test.RunUntilSaid(3);
+    REQUIRE(test.output.failures.empty());
+    const std::size_t expected = round < 2 ? kBlockElements * 4 : 4 + kBlockElements / 8;
+    REQUIRE(test.output.said[0].payload.size() == expected);
+    REQUIRE(test.output.said[0].header.phase == (round < 2 ? 0U : 1U));
+  }
+}
+
+TEST_CASE("open rounds are described with who is here and who is missing", "[server][unit]") {
+  Fixture test("none");
+  REQUIRE(test.shard().DescribeOpenRounds().empty());
+  test.shard().OnPush(1, test.PushHeader(0, 0), test.Encode(1, "none"));
+  REQUIRE(test.shard().DescribeOpenRounds() ==
+          "tensor 'weight'[0:4096] (key 0) round 0: ranks 1 are here, 0,2 missing");
+}
+
+}  // namespace
+}  // namespace gradwire
