@@ -55,7 +55,7 @@ struct Residual {
 struct CodecContext {
   /// hash(job seed, key, round, sender); unused by deterministic codecs.
   std::uint64_t stream_seed = 0;
-  /// Weight of the residual: 1 for `ef`, a ratio of learning rates for `ef_lr`.
+  /// Weight of the residual; 1 in plain error feedback.
   float alpha = 1.0F;
 };
 

@@ -4,8 +4,9 @@
 
 namespace gradwire {
 
-/// The numbers by which compressors are known on the wire and in saved plans. Never reuse one;
-/// a new compressor takes kNextWireId and moves it on.
+/// A number for each compressor, never reused; a new compressor takes kNextWireId and moves it on.
+/// Plans and messages name compressors by their written form; the number is for payloads that have
+/// to say by themselves what they are.
 namespace wire_id {
 inline constexpr std::uint16_t kNone = 1;
 inline constexpr std::uint16_t kFp16 = 2;

@@ -24,8 +24,8 @@ namespace {
 constexpr std::size_t kMaxConfigBytes = std::size_t{1} << 20;
 constexpr std::string_view kPrefix = "GRADWIRE_";
 /// Variables that are a process's own and no part of the configuration.
-constexpr std::string_view kProcessVariables[] = {"GRADWIRE_RANK", "GRADWIRE_ROLE",
-                                                  "GRADWIRE_CONFIG", "GRADWIRE_LOG_DIR"};
+constexpr std::string_view kProcessVariables[] = {
+    "GRADWIRE_RANK", "GRADWIRE_ROLE", "GRADWIRE_CONFIG", "GRADWIRE_LOG_DIR", "GRADWIRE_TEST_SEED"};
 
 /// A value that somebody gave to a key, or to a parameter of a direction's compressor.
 struct Assignment {

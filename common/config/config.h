@@ -31,7 +31,7 @@ struct Config {
     std::string bind = "127.0.0.1";  // interface address to listen on
     std::string advertise = "auto";  // host that peers are told; auto: the bind address
     std::uint32_t lanes = 1;
-    std::optional<std::uint32_t> threads;  // compute threads; auto: see docs/tuning.md
+    std::optional<std::uint32_t> threads;  // compute threads; auto: see docs/thread_model.md
     bool operator==(const Server&) const = default;
   } server;
 

@@ -27,7 +27,7 @@ WORKERS = 2
 # rate has a warm-up of its own.
 ADJUSTMENTS = ("--set", "compression.warmup_steps=0")
 PR_SET_PDEATHSIG = 1
-# About an epoch and a half with two workers and a batch of 64.
+# Almost two epochs with two workers and a batch of 64.
 DEFAULT_STEPS = 900
 # Momentum 0.5 with this rate moves as far as 0.9 with a fifth of it, and compression bears it better: what
 # onebit keeps back comes late, and a long memory adds it to what has come since (docs/results/accuracy.md).

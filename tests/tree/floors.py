@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """floors.py ROOT: an include and a link may only point down.
 
-    main, cli, trainer, agent, capi
+    main, trainer
     server | worker                                 (never each other)
     common/transport | pipeline | plan | config     (not each other)
     compressors | common/wire                       (not each other)
@@ -28,10 +28,7 @@ PARTS = [  # path prefix, part, floor
     ("server", "server", 3),
     ("worker", "worker", 3),
     ("server/main.cc", "main", 4),
-    ("worker/cli", "cli", 4),
     ("worker/trainer", "trainer", 4),
-    ("worker/agent", "agent", 4),
-    ("worker/capi", "capi", 4),
 ]
 CODE = ("common", "compressors", "server", "worker")
 
@@ -40,7 +37,7 @@ THIRD_PARTY = [
     ("oneTBB", r"(oneapi/)?tbb/.*", r"TBB::\w+", ("common/pipeline",)),
     ("ZeroMQ", r"zmq.*", r"PkgConfig::ZeroMQ", ("common/transport",)),
     ("yaml-cpp", r"yaml-cpp/.*", r"yaml-cpp(::yaml-cpp)?|\$\{YAML_CPP_LIBRARIES\}", ("common/config",)),
-    ("Eigen", r"Eigen/.*", r"Eigen3::Eigen", ("worker/trainer", "compressors/methods")),
+    ("Eigen", r"Eigen/.*", r"Eigen3::Eigen", ("worker/trainer",)),
     ("protobuf", r".*\.pb\.h|google/protobuf/.*", r"gradwire::proto|protobuf::libprotobuf[\w-]*",
      ("common/wire", "proto")),
     ("spdlog", r"spdlog/.*", r"spdlog::\w+", ("common/base",)),
