@@ -16,6 +16,15 @@ namespace {
 // for that behind a long queue.
 constexpr std::size_t kReceiptEveryBytes = 256 * 1024;
 
+// Peers that get an answer to a hello that is refused; further ones are only counted.
+constexpr std::size_t kMaxRefusedPeers = 1024;
+
+// The text of an Error message, cut to what a log line bears.
+std::string ErrorText(const Payload& payload) {
+  constexpr std::size_t kMost = 4096;
+  return std::string(AsText(payload.bytes.first(std::min(payload.size(), kMost))));
+}
+
 double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -23,8 +32,8 @@ double Seconds(std::chrono::steady_clock::duration duration) {
 }  // namespace
 
 Lane::Lane(const Config& config, std::uint32_t server, std::uint32_t lane,
-           std::unique_ptr<Loop> loop, CodecCache& codecs, Executor& executor, BufferPool& pool,
-           LaneOwner& owner)
+           std::unique_ptr<Loop> loop, CodecCache& codecs, ResidualStore& residuals,
+           Executor& executor, BufferPool& pool, LaneOwner& owner)
     : config_(config),
       server_(server),
       lane_(lane),
@@ -32,10 +41,11 @@ Lane::Lane(const Config& config, std::uint32_t server, std::uint32_t lane,
       pool_(pool),
       loop_(std::move(loop)),
       shard_(
-          {server, lane, config.job.workers, config.job.seed}, codecs, executor, pool,
+          {server, lane, config.job.workers, config.job.seed}, codecs, residuals, executor, pool,
           [this](std::function<void()> task) { loop_->Post(std::move(task)); }, *this),
       incarnation_(RandomId()),
-      workers_(config.job.workers) {
+      workers_(config.job.workers),
+      receipt_every_bytes_(std::min<std::size_t>(kReceiptEveryBytes, config.partition.credit / 2)) {
   receipts_due_.reserve(config.job.workers);
 }
 
@@ -84,8 +94,7 @@ void Lane::OnMessage(PeerId from, const Header& header, Payload payload) {
     if (header.kind == MessageKind::kPlanAck) {
       root_->OnPlanAck(server->second.first, header.plan_version);
     } else if (header.kind == MessageKind::kError) {
-      Fail({header.error,
-            fmt::format("server {}: {}", server->second.first, AsText(payload.bytes))});
+      Fail({header.error, fmt::format("server {}: {}", server->second.first, ErrorText(payload))});
     }
     return;
   }
@@ -94,7 +103,6 @@ void Lane::OnMessage(PeerId from, const Header& header, Payload payload) {
 }
 
 void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
-  (void)header;
   const auto parsed = ParseHello(payload.bytes);
   if (!parsed.ok()) {
     Refuse(from, parsed.status());
@@ -127,6 +135,9 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
                                                hello.rank)));
       return;
     }
+    // Connections are read in any order: a hello of one that has been cut meanwhile may come late.
+    if (known.incarnation != 0 && header.sequence <= known.hello) return;
+    workers_[hello.rank].hello = header.sequence;
     // Attached first: the root answers through the new connection.
     Attach(from, hello);
     if (!failure_.ok()) {
@@ -148,7 +159,10 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
     Refuse(from, status);
     return;
   }
-  if (hello.role == Role::kServer) servers_[from] = {hello.rank, Clock::now()};
+  if (hello.role == Role::kServer) {
+    std::erase_if(servers_, [&](const auto& entry) { return entry.second.first == hello.rank; });
+    servers_[from] = {hello.rank, Clock::now()};
+  }
 }
 
 void Lane::Attach(PeerId peer, const Hello& hello) {
@@ -163,8 +177,10 @@ void Lane::Attach(PeerId peer, const Hello& hello) {
 }
 
 void Lane::Refuse(PeerId peer, const Status& status) {
-  ++refused_;
-  LogWarn("refused: {}", status.message());
+  LogRefusal(status.message());
+  // One answer a peer, so that a flood of hellos does not fill the queue to a peer that never
+  // reads.
+  if (refused_peers_.size() >= kMaxRefusedPeers || !refused_peers_.insert(peer).second) return;
   Header header;
   header.kind = MessageKind::kError;
   header.error = status.code();
@@ -172,14 +188,26 @@ void Lane::Refuse(PeerId peer, const Status& status) {
   Send(peer, header, {text.begin(), text.end()});
 }
 
+void Lane::LogRefusal(const std::string& text) {
+  ++refused_;
+  const Clock::time_point now = Clock::now();
+  if (now - last_refusal_logged_ < std::chrono::seconds(1)) {
+    ++refusals_unlogged_;
+    return;
+  }
+  last_refusal_logged_ = now;
+  LogWarn("refused: {}{}", text,
+          refusals_unlogged_ == 0 ? "" : fmt::format(" (and {} more)", refusals_unlogged_));
+  refusals_unlogged_ = 0;
+}
+
 void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload payload) {
   Worker& worker = workers_[rank];
   worker.last_heard = Clock::now();
   if (failed_) return;
   if (header.incarnation != worker.incarnation || header.rank != rank) {
-    ++refused_;
-    LogWarn("refused: {} from worker {}'s connection names worker {} in incarnation {:x}",
-            MessageKindName(header.kind), rank, header.rank, header.incarnation);
+    LogRefusal(fmt::format("{} from worker {}'s connection names worker {} in incarnation {:x}",
+                           MessageKindName(header.kind), rank, header.rank, header.incarnation));
     return;
   }
   switch (header.kind) {
@@ -192,7 +220,7 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
       }
       last_progress_ = worker.last_heard;
       shard_.OnPush(rank, header, std::move(payload));
-      if (worker.unreceipted_bytes >= kReceiptEveryBytes) SendReceipt(worker);
+      if (worker.unreceipted_bytes >= receipt_every_bytes_) SendReceipt(worker);
       return;
     case MessageKind::kRepull:
       shard_.OnRepull(rank, header);
@@ -225,16 +253,15 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
       root_->OnBarrier(rank, header.round);
       return;
     case MessageKind::kError:
-      Fail({header.error, fmt::format("worker {}: {}", rank, AsText(payload.bytes))});
+      Fail({header.error, fmt::format("worker {}: {}", rank, ErrorText(payload))});
       return;
     case MessageKind::kHeartbeat:
       return;
     default:
       break;
   }
-  ++refused_;
-  LogWarn("refused: worker {} sent a {}, which a {} does not take", rank,
-          MessageKindName(header.kind), IsRoot() ? "root" : "server");
+  LogRefusal(fmt::format("worker {} sent a {}, which a {} does not take", rank,
+                         MessageKindName(header.kind), IsRoot() ? "root" : "server"));
 }
 
 void Lane::OnRootMessage(const Header& header, const Payload& payload) {
@@ -249,7 +276,7 @@ void Lane::OnRootMessage(const Header& header, const Payload& payload) {
       return;
     }
     case MessageKind::kError:
-      Fail({header.error, std::string(AsText(payload.bytes))});
+      Fail({header.error, ErrorText(payload)});
       return;
     default:
       return;  // Welcome and whatever a newer root may say
@@ -367,8 +394,22 @@ void Lane::Tell(Worker& worker) {
   Send(worker.peer, header, {text.begin(), text.end()});
   worker.told_failure = true;
   if (std::all_of(workers_.begin(), workers_.end(),
-                  [](const Worker& each) { return each.told_failure || each.said_goodbye; })) {
+                  [](const Worker& each) { return each.told_failure || each.said_goodbye; }) &&
+      !std::exchange(everyone_told_, true)) {
     owner_.OnEveryoneTold(lane_);
+  }
+}
+
+void Lane::CheckThatNobodyWaitsForTheGone() {
+  if (goodbyes_ == 0 || goodbyes_ == workers_.size()) return;
+  for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
+    if (!workers_[rank].said_goodbye) continue;
+    std::string waits = shard_.DescribeRoundThatWaitsFor(rank);
+    if (waits.empty() && IsRoot()) waits = root_->DescribeCallThatWaitsFor(rank);
+    if (waits.empty()) continue;
+    Fail(InvalidArgument(
+        fmt::format("worker {} has left, and others wait for it: {}", rank, waits)));
+    return;
   }
 }
 
@@ -385,6 +426,7 @@ void Lane::Tick() {
       LogInfo("waiting for {} ({:.0f} s)", root_->DescribeMissing(), Seconds(now - started_at_));
     }
   }
+  if (!failed_) CheckThatNobodyWaitsForTheGone();
   if (!failed_) {
     for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
       const Worker& worker = workers_[rank];

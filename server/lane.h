@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "common/base/buffer_pool.h"
@@ -38,7 +39,8 @@ class LaneOwner {
 class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
  public:
   Lane(const Config& config, std::uint32_t server, std::uint32_t lane, std::unique_ptr<Loop> loop,
-       CodecCache& codecs, Executor& executor, BufferPool& pool, LaneOwner& owner);
+       CodecCache& codecs, ResidualStore& residuals, Executor& executor, BufferPool& pool,
+       LaneOwner& owner);
   ~Lane() override;
 
   Result<std::string> Listen(const std::string& address);
@@ -64,6 +66,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   struct Worker {
     PeerId peer = 0;
     std::uint64_t incarnation = 0;
+    std::uint64_t hello = 0;            // number of its last hello
     std::uint64_t held = 0;             // last push of this connection that is here
     std::size_t unreceipted_bytes = 0;  // since the last receipt
     bool receipt_due = false;
@@ -87,6 +90,8 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   void OnWorkerMessage(std::uint32_t rank, const Header& header, Payload payload);
   void Attach(PeerId peer, const Hello& hello);
   void Refuse(PeerId peer, const Status& status);
+  void LogRefusal(const std::string& text);
+  void CheckThatNobodyWaitsForTheGone();
   void SendReceipt(Worker& worker);
   void Tell(Worker& worker);
   void Tick();
@@ -116,6 +121,11 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   Clock::time_point last_report_;
   std::uint32_t goodbyes_ = 0;
   std::uint64_t refused_ = 0;
+  std::uint64_t refusals_unlogged_ = 0;
+  Clock::time_point last_refusal_logged_;
+  std::unordered_set<PeerId> refused_peers_;  // have had their answer
+  const std::size_t receipt_every_bytes_;
+  bool everyone_told_ = false;
   bool failed_ = false;
   Status failure_;  // once it has been announced
 };

@@ -67,14 +67,18 @@ int main(int argc, char** argv) {
     return ExitCodeOf(server.status(), /*started=*/false);
   }
   std::atomic<bool> interrupted{false};
+  std::atomic<bool> done{false};
   std::thread watcher([&] {
     int signal = 0;
-    sigwait(&signals, &signal);
-    if (signal == SIGUSR1) return;
-    interrupted = true;
-    (*server)->Stop();
+    while (sigwait(&signals, &signal) == 0) {
+      if (done) return;
+      if (signal == SIGUSR1) continue;  // somebody else's
+      interrupted = true;
+      (*server)->Stop();
+    }
   });
   const Status status = (*server)->Run();
+  done = true;
   pthread_kill(watcher.native_handle(), SIGUSR1);
   watcher.join();
 
@@ -85,5 +89,5 @@ int main(int argc, char** argv) {
           stats.refused_messages + stats.traffic.refused_messages);
   if (interrupted) return kExitInterrupted;
   if (!status.ok()) LogError("{}", status.ToString());
-  return ExitCodeOf(status, /*started=*/stats.rounds > 0);
+  return ExitCodeOf(status, stats.started);
 }

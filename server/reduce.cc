@@ -28,9 +28,9 @@ class SumSource final : public BlockSource {
 
   // Sparse codecs are added over the whole unit first, touching only what they kept.
   Status AddWhole() {
-    for (const Contribution& contribution : input_.contributions) {
-      GRADWIRE_RETURN_IF_ERROR(
-          input_.uplink->DecodeAdd(contribution.payload.bytes, input_.context, {whole_, n_}));
+    for (std::size_t rank = 0; rank < input_.contributions.size(); ++rank) {
+      GRADWIRE_RETURN_IF_ERROR(input_.uplink->DecodeAdd(input_.contributions[rank].payload.bytes,
+                                                        input_.ContextOf(rank), {whole_, n_}));
     }
     return Status::Ok();
   }
@@ -41,9 +41,9 @@ class SumSource final : public BlockSource {
       std::memcpy(block.data(), whole_ + offset, count * sizeof(float));
     } else {
       std::memset(block.data(), 0, count * sizeof(float));
-      for (const Contribution& contribution : input_.contributions) {
-        input_.uplink->DecodeAddRange(contribution.payload.bytes, n_, input_.context, offset,
-                                      block);
+      for (std::size_t rank = 0; rank < input_.contributions.size(); ++rank) {
+        input_.uplink->DecodeAddRange(input_.contributions[rank].payload.bytes, n_,
+                                      input_.ContextOf(rank), offset, block);
       }
     }
     if (divisor_ != 1.0F) Divide(block);
@@ -72,8 +72,10 @@ class SumSource final : public BlockSource {
 
 // True if a contribution that came without a mark (nobody looks at what `none` sends) is not
 // finite.
-bool HoldsNonfinite(const ReduceInput& input, const Contribution& contribution) {
+bool HoldsNonfinite(const ReduceInput& input, std::size_t rank) {
+  const Contribution& contribution = input.contributions[rank];
   const std::size_t n = input.unit->num_elements;
+  if (input.uplink == nullptr && input.unit->dtype != DType::kFloat64) return false;
   if (input.uplink == nullptr) {
     for (std::size_t i = 0; i < n; ++i) {
       if (!std::isfinite(LoadLe<double>(contribution.payload.bytes.data() + i * sizeof(double)))) {
@@ -88,7 +90,7 @@ bool HoldsNonfinite(const ReduceInput& input, const Contribution& contribution) 
   ForEachBlock(n, [&](std::size_t offset, std::size_t count) {
     if (found) return;
     std::fill_n(block.begin(), count, 0.0F);
-    input.uplink->DecodeAddRange(contribution.payload.bytes, n, input.context, offset,
+    input.uplink->DecodeAddRange(contribution.payload.bytes, n, input.ContextOf(rank), offset,
                                  {block.data(), count});
     found = !std::all_of(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(count),
                          [](float value) { return std::isfinite(value); });
@@ -96,13 +98,21 @@ bool HoldsNonfinite(const ReduceInput& input, const Contribution& contribution) 
   return found;
 }
 
+bool IsFinite(BlockSource& source, std::size_t n) {
+  bool finite = true;
+  ForEachBlock(n, [&](std::size_t offset, std::size_t count) {
+    const float* block = source.Block(offset, count);
+    finite = finite && std::all_of(block, block + count, [](float v) { return std::isfinite(v); });
+  });
+  return finite;
+}
+
 ReduceOutput VoidRound(const ReduceInput& input, BufferPool& pool) {
   std::vector<std::uint32_t> ranks;
   for (std::size_t rank = 0; rank < input.contributions.size(); ++rank) {
     const Contribution& contribution = input.contributions[rank];
     if (contribution.state == Contribution::State::kNonfinite ||
-        (contribution.state == Contribution::State::kPayload &&
-         HoldsNonfinite(input, contribution))) {
+        (contribution.state == Contribution::State::kPayload && HoldsNonfinite(input, rank))) {
       ranks.push_back(static_cast<std::uint32_t>(rank));
     }
   }
@@ -212,9 +222,12 @@ Result<ReduceOutput> Reduce(const ReduceInput& input, BufferPool& pool) {
   SumSource source(input, by_block ? PooledBuffer() : pool.Acquire(n * sizeof(float)));
   if (!by_block) GRADWIRE_RETURN_IF_ERROR(source.AddWhole());
 
+  if (input.residual != nullptr && input.sums_unseen_values && !IsFinite(source, n)) {
+    return VoidRound(input, pool);  // before the encode pass touches the residual
+  }
   const PooledBuffer reply = pool.Acquire(input.downlink->MaxEncodedSize(n));
-  const auto encoded =
-      input.downlink->Encode(source, n, input.context, input.residual, reply.bytes());
+  const auto encoded = input.downlink->Encode(
+      source, n, input.ContextOf(input.contributions.size()), input.residual, reply.bytes());
   if (!encoded.ok()) return encoded.status();
   if (!encoded->finite) {
     if (input.residual != nullptr) RestoreAfterVoidRound(source, *input.residual);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/buffer_pool.h"
+#include "common/base/random.h"
 #include "common/base/status.h"
 #include "common/wire/header.h"
 #include "common/wire/plan_data.h"
@@ -26,7 +27,18 @@ struct ReduceInput {
   const Compressor* uplink = nullptr;           // null: sums in the dtype itself (see below)
   const Compressor* downlink = nullptr;
   Residual* residual = nullptr;  // null: no feedback on the downlink
-  CodecContext context;
+  /// Nobody has looked at what was pushed (`none`): the sum is looked at before the residual is
+  /// used.
+  bool sums_unseen_values = false;
+  /// hash(job seed, key, round); a sender's stream is this and its rank, the server's
+  /// number_of_ranks.
+  std::uint64_t stream_base = 0;
+
+  CodecContext ContextOf(std::size_t sender) const {
+    CodecContext context;
+    context.stream_seed = HashCombine(stream_base, sender);
+    return context;
+  }
 };
 
 /// What all workers get.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/log.h"
@@ -41,6 +42,14 @@ Status Root::OnHello(PeerId peer, const Hello& hello) {
     return InvalidArgument(fmt::format("{} is out of range: the job has {} {}s", who,
                                        members.size(), RoleName(hello.role)));
   }
+  if (hello.role == Role::kServer && hello.rank == 0) {
+    return InvalidArgument("server 0 is the root itself");
+  }
+  if (hello.incarnation == 0) return CorruptData(fmt::format("{} has no incarnation", who));
+  if (hello.role == Role::kServer && hello.lane_addresses.size() != config_.server.lanes) {
+    return InvalidArgument(fmt::format("{} has {} lanes, expected {}", who,
+                                       hello.lane_addresses.size(), config_.server.lanes));
+  }
   Member& member = members[hello.rank];
   if (member.peer != 0 && member.incarnation != hello.incarnation) {
     return InvalidArgument(
@@ -60,11 +69,6 @@ Status Root::OnHello(PeerId peer, const Hello& hello) {
   member.peer = peer;
   member.incarnation = hello.incarnation;
   member.lane_addresses = hello.lane_addresses;
-  if (hello.role == Role::kServer && hello.rank > 0 &&
-      hello.lane_addresses.size() != config_.server.lanes) {
-    return InvalidArgument(fmt::format("{} has {} lanes, expected {}", who,
-                                       hello.lane_addresses.size(), config_.server.lanes));
-  }
   if (!welcomed_) {
     WelcomeIfComplete();
     return Status::Ok();
@@ -178,7 +182,7 @@ void Root::CloseBatchIfComplete() {
 }
 
 void Root::OnPlanAck(std::uint32_t server, std::uint64_t version) {
-  if (server >= servers_.size()) return;
+  if (server >= servers_.size() || version > plan_->version) return;
   servers_[server].acknowledged_plan = std::max(servers_[server].acknowledged_plan, version);
   HandOutIfAcknowledged();
 }
@@ -225,6 +229,22 @@ std::string Root::DescribeMissing() const {
       text += fmt::format("{}server {}", text.empty() ? "" : ", ", i);
   }
   return text;
+}
+
+std::string Root::DescribeCallThatWaitsFor(std::uint32_t rank) const {
+  const auto is_at_barrier = [&](const Member& worker) {
+    return worker.barrier && *worker.barrier == barriers_;
+  };
+  const Member& left = workers_[rank];
+  if (!left.declared && std::any_of(workers_.begin(), workers_.end(), [](const Member& worker) {
+        return worker.declared.has_value();
+      })) {
+    return "a declaration of tensors";
+  }
+  if (!is_at_barrier(left) && std::any_of(workers_.begin(), workers_.end(), is_at_barrier)) {
+    return "a barrier";
+  }
+  return {};
 }
 
 std::string Root::DescribeOpenCalls() const {

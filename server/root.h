@@ -45,6 +45,8 @@ class Root {
   bool everyone_is_here() const { return welcomed_; }
   /// "workers 1, 3; server 1": who has not said hello.
   std::string DescribeMissing() const;
+  /// An open collective call that a rank which will make no more is missing in; empty if none is.
+  std::string DescribeCallThatWaitsFor(std::uint32_t rank) const;
   /// Which ranks a collective call waits for; empty if none is open.
   std::string DescribeOpenCalls() const;
 

@@ -58,7 +58,7 @@ class ServerImpl final : public Server, public LaneOwner {
     std::vector<std::string> bound;
     for (std::uint32_t l = 0; l < loops.size(); ++l) {
       lanes_.push_back(std::make_unique<Lane>(config_, index_, l, std::move(loops[l]), codecs_,
-                                              *executor_, pool_, *this));
+                                              residuals_, *executor_, pool_, *this));
       auto address = lanes_.back()->Listen(addresses[l]);
       if (!address.ok()) return address.status();
       bound.push_back(std::move(address).value());
@@ -106,6 +106,7 @@ class ServerImpl final : public Server, public LaneOwner {
 
   ServerStats stats() const override {
     ServerStats stats;
+    stats.started = has_plan_;
     for (const auto& lane : lanes_) {
       const TrafficCounters traffic = lane->loop().traffic();
       stats.traffic.sent_bytes += traffic.sent_bytes;
@@ -124,50 +125,18 @@ class ServerImpl final : public Server, public LaneOwner {
   }
 
   Result<std::vector<std::byte>> SaveState() override {
-    std::vector<std::byte> all;
-    for (const auto& lane : lanes_) {
-      Result<std::vector<std::byte>> saved = Internal("not run");
-      OnLane(*lane, [&] { saved = lane->shard().residuals().Save(); });
-      if (!saved.ok()) return saved.status();
-      const auto size = static_cast<std::uint64_t>(saved->size());
-      const ByteView length = AsBytes(std::span(&size, 1));
-      all.insert(all.end(), length.begin(), length.end());
-      all.insert(all.end(), saved->begin(), saved->end());
-    }
-    return all;
+    WaitForLanes();
+    return residuals_.Save();
   }
 
   Status RestoreState(ByteView saved) override {
-    // Every lane takes all; a lane uses what its units cover.
-    while (!saved.empty()) {
-      if (saved.size() < sizeof(std::uint64_t)) return CorruptData("saved state is cut short");
-      const auto size = LoadLe<std::uint64_t>(saved.data());
-      saved = saved.subspan(sizeof(std::uint64_t));
-      if (size > saved.size()) {
-        return CorruptData(
-            fmt::format("saved state has {} bytes left, expected {}", saved.size(), size));
-      }
-      const ByteView part = saved.first(size);
-      saved = saved.subspan(size);
-      for (const auto& lane : lanes_) {
-        Status status;
-        OnLane(*lane, [&] { status = lane->shard().residuals().Restore(part); });
-        GRADWIRE_RETURN_IF_ERROR(status);
-      }
-    }
-    return Status::Ok();
+    WaitForLanes();
+    return residuals_.Restore(saved);
   }
 
   std::vector<float> ReadResidual(const std::string& tensor, std::uint64_t count) override {
-    std::vector<float> sum(count, 0.0F);
-    for (const auto& lane : lanes_) {
-      OnLane(*lane, [&] {
-        // Lanes own disjoint ranges and have zeros elsewhere.
-        const std::vector<float> part = lane->shard().residuals().Read(tensor, count);
-        for (std::size_t i = 0; i < count; ++i) sum[i] += part[i];
-      });
-    }
-    return sum;
+    WaitForLanes();
+    return residuals_.Read(tensor, count);
   }
 
  private:
@@ -198,6 +167,13 @@ class ServerImpl final : public Server, public LaneOwner {
       changed_.notify_all();
     });
     changed_.wait(lock, [&] { return ran; });
+  }
+
+  // What the lanes have done before is done and seen.
+  void WaitForLanes() const {
+    for (const auto& lane : lanes_) {
+      OnLane(*lane, [] {});
+    }
   }
 
   void Shutdown(int linger_ms) {
@@ -279,6 +255,7 @@ class ServerImpl final : public Server, public LaneOwner {
         return;
       }
     }
+    has_plan_ = true;
     LogMemory(*plan);
     const auto left = std::make_shared<std::atomic<std::size_t>>(lanes_.size());
     for (auto& lane : lanes_) {
@@ -299,7 +276,9 @@ class ServerImpl final : public Server, public LaneOwner {
   const std::uint32_t index_;
   const std::string save_plan_path_;
   CodecCache codecs_;
+  ResidualStore residuals_;
   BufferPool pool_;
+  std::atomic<bool> has_plan_{false};
   std::unique_ptr<Executor> executor_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::string address_;

@@ -13,6 +13,7 @@
 namespace gradwire {
 
 struct ServerStats {
+  bool started = false;  // there has been a plan
   TrafficCounters traffic;
   std::uint64_t rounds = 0;
   std::uint64_t nonfinite_rounds = 0;

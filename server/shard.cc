@@ -37,34 +37,43 @@ struct Shard::Key {
   ReduceOutput result;
 };
 
-Shard::Shard(const Options& options, CodecCache& codecs, Executor& executor, BufferPool& pool,
-             std::function<void(std::function<void()>)> post, ShardOutput& output)
+Shard::Shard(const Options& options, CodecCache& codecs, ResidualStore& residuals,
+             Executor& executor, BufferPool& pool, std::function<void(std::function<void()>)> post,
+             ShardOutput& output)
     : options_(options),
       codecs_(codecs),
       executor_(executor),
       pool_(pool),
       post_(std::move(post)),
-      output_(output) {}
+      output_(output),
+      residuals_(residuals) {}
 
 Shard::~Shard() = default;
 
 Status Shard::InstallPlan(std::shared_ptr<const Plan> plan) {
   if (plan_ != nullptr && plan->version <= plan_->version) return Status::Ok();
-  keys_.resize(plan->units.size());
+  const auto is_mine = [&](const Unit& unit) {
+    return unit.server == options_.server && unit.lane == options_.lane;
+  };
+  // All is checked before anything points into the new plan.
   for (const Unit& unit : plan->units) {
-    if (unit.server != options_.server || unit.lane != options_.lane) continue;
-    std::unique_ptr<Key>& key = keys_[unit.key];
-    if (key == nullptr) {
-      key = std::make_unique<Key>();
-      key->contributions.resize(options_.num_workers);
-    }
-    key->unit = &unit;
+    if (!is_mine(unit)) continue;
     for (const Phase& phase : unit.phases) {
       for (const std::string& spec : {phase.uplink, phase.downlink}) {
         const auto codec = codecs_.GetFor(spec, unit.dtype);
         if (!codec.ok()) return codec.status();
       }
     }
+  }
+  keys_.resize(plan->units.size());
+  for (const Unit& unit : plan->units) {
+    if (!is_mine(unit)) continue;
+    std::unique_ptr<Key>& key = keys_[unit.key];
+    if (key == nullptr) {
+      key = std::make_unique<Key>();
+      key->contributions.resize(options_.num_workers);
+    }
+    key->unit = &unit;
   }
   plan_ = std::move(plan);
   return Status::Ok();
@@ -99,6 +108,12 @@ Status Shard::Check(const Key& key, std::uint32_t rank, const Header& header,
                     Describe(key), rank, header.step, key.step, key.round));
   }
   if (header.nonfinite) {
+    if (!IsFloat(key.unit->dtype) || key.unit->op == ReduceOp::kBroadcast) {
+      return CorruptData(
+          fmt::format("push of rank {} for {} is marked non-finite, which a {} of {} "
+                      "cannot be",
+                      rank, Describe(key), ReduceOpName(key.unit->op), DTypeName(key.unit->dtype)));
+    }
     if (payload.empty()) return Status::Ok();
     return CorruptData(fmt::format("push of rank {} for {} is marked non-finite but has {} bytes",
                                    rank, Describe(key), payload.size()));
@@ -189,9 +204,8 @@ void Shard::Close(Key& key) {
   key.input.uplink = key.uplink;
   key.input.downlink = key.downlink;
   key.input.residual = key.residual;
-  // The server's own stream: no worker has the rank num_workers.
-  key.input.context.stream_seed = HashCombine(
-      HashCombine(HashCombine(options_.seed, key.unit->key), key.round), options_.num_workers);
+  key.input.stream_base = HashCombine(HashCombine(options_.seed, key.unit->key), key.round);
+  key.input.sums_unseen_values = key.unit->phases[key.phase].uplink == "none";
   key.input_plan = plan_;
 
   const bool inline_work = executor_.concurrency() == 0;
@@ -281,6 +295,15 @@ void Shard::OnRepull(std::uint32_t rank, const Header& header) {
   Header again = header;
   again.kind = MessageKind::kPushAgain;
   output_.Reply(rank, again, {});
+}
+
+std::string Shard::DescribeRoundThatWaitsFor(std::uint32_t rank) const {
+  for (const auto& key : keys_) {
+    if (key == nullptr || key->state != RoundState::kCollecting || key->present == 0) continue;
+    if (key->contributions[rank].state != Contribution::State::kAbsent) continue;
+    return fmt::format("{}, round {}", Describe(*key), key->round);
+  }
+  return {};
 }
 
 std::string Shard::DescribeOpenRounds() const {

@@ -51,8 +51,8 @@ class Shard {
   };
 
   /// `post` runs a task on the lane's thread. All references outlive the shard.
-  Shard(const Options& options, CodecCache& codecs, Executor& executor, BufferPool& pool,
-        std::function<void(std::function<void()>)> post, ShardOutput& output);
+  Shard(const Options& options, CodecCache& codecs, ResidualStore& residuals, Executor& executor,
+        BufferPool& pool, std::function<void(std::function<void()>)> post, ShardOutput& output);
   ~Shard();
 
   /// Takes the keys that a plan gives this lane. Later plans only append.
@@ -70,7 +70,9 @@ class Shard {
   /// Open rounds with the ranks that are missing, for stall reports; empty if nothing waits.
   std::string DescribeOpenRounds() const;
 
-  ResidualStore& residuals() { return residuals_; }
+  /// An open round that a rank which will push no more is missing in; empty if there is none.
+  std::string DescribeRoundThatWaitsFor(std::uint32_t rank) const;
+
   const ShardCounters& counters() const { return counters_; }
 
  private:
@@ -91,7 +93,7 @@ class Shard {
   BufferPool& pool_;
   const std::function<void(std::function<void()>)> post_;
   ShardOutput& output_;
-  ResidualStore residuals_;
+  ResidualStore& residuals_;  // of the whole server: keys of lanes are disjoint
   ShardCounters counters_;
   bool abandoned_ = false;
   std::shared_ptr<const Plan> plan_;

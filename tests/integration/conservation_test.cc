@@ -33,6 +33,7 @@ TEST_CASE("conservation over 200 rounds with void rounds, cuts, and a save and r
   const auto op = GENERATE(ReduceOp::kAverage, ReduceOp::kSum);
   CAPTURE(spec, static_cast<int>(op));
   Config config = TestConfig(kWorkers);
+  config.server.lanes = op == ReduceOp::kAverage ? 1 : 2;
   SetCompressor(config, spec);
   config.compression.uplink.feedback = FeedbackMode::kEf;
   config.compression.downlink.feedback = FeedbackMode::kEf;

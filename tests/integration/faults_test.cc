@@ -192,6 +192,137 @@ TEST_CASE("a worker that vanishes is named to the others within the deadline",
   REQUIRE(servers[0].message().find("is lost") != std::string::npos);
 }
 
+TEST_CASE("a server that comes back to the root is not taken for lost", "[integration][faults]") {
+  Config config = TestConfig(1, 2);
+  config.timeouts.dead_after_ms = 500;
+  config.endpoint = "tcp://127.0.0.1:0";
+  auto root = Server::Start(config, 0);
+  REQUIRE(root.ok());
+  config.endpoint = (*root)->address();
+  TcpProxy proxy(PortOf(config.endpoint));
+  Config through = config;
+  through.endpoint = proxy.address();
+  auto other = Server::Start(through, 1);
+  REQUIRE(other.ok());
+  std::array<Status, 2> outcomes;
+  std::thread root_thread([&] { outcomes[0] = (*root)->Run(); });
+  std::thread other_thread([&] { outcomes[1] = (*other)->Run(); });
+  Status pushed;
+  {
+    auto client = Client::Connect(config, 0);
+    if (client.ok()) {
+      const TensorDeclaration tensor = Tensor("weight", 50000);
+      const auto ids = (*client)->Declare(std::span(&tensor, 1));
+      std::vector<float> values(50000, 1.0F);
+      for (int i = 0; i < 30 && ids.ok() && pushed.ok(); ++i) {
+        pushed = PushPull(**client, ids.value()[0], InputOf(values), OutputOf(values));
+        if (i == 5) {
+          proxy.CutNow();
+          proxy.Restore();
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+      if (!ids.ok()) pushed = ids.status();
+    } else {
+      pushed = client.status();
+    }
+  }
+  root_thread.join();
+  other_thread.join();
+  REQUIRE(proxy.accepted() >= 2);
+  for (const Status& status : {pushed, outcomes[0], outcomes[1]}) {
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+  }
+}
+
+TEST_CASE("a worker that leaves while others wait for it is named at once",
+          "[integration][faults]") {
+  const std::string call = GENERATE("push-pull", "declare", "barrier");
+  CAPTURE(call);
+  Cluster cluster(TestConfig(2), TransportKind::kZmq);
+  Failures failures;
+  Status outcome;
+  std::vector<std::thread> workers;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    workers.emplace_back([&, rank] {
+      auto client = cluster.ConnectWorker(rank);
+      if (!failures.Ok(client.status(), "connect")) return;
+      const TensorDeclaration tensor = Tensor("weight", 5000);
+      const auto ids = (*client)->Declare(std::span(&tensor, 1));
+      if (!failures.Ok(ids.status(), "declare") || rank == 1) return;  // 1 says goodbye
+      std::vector<float> values(5000, 1.0F);
+      const TensorDeclaration more = Tensor("more", 10);
+      if (call == "push-pull") {
+        outcome = PushPull(**client, ids.value()[0], InputOf(values), OutputOf(values));
+      } else if (call == "declare") {
+        outcome = (*client)->Declare(std::span(&more, 1)).status();
+      } else {
+        outcome = (*client)->Barrier();
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  REQUIRE(failures.Take().empty());
+  INFO(outcome.ToString());
+  REQUIRE(outcome.message().find("worker 1 has left") != std::string::npos);
+}
+
+TEST_CASE("a worker's own error reaches the others with its words", "[integration][faults]") {
+  Cluster cluster(TestConfig(2), TransportKind::kZmq);
+  Failures failures;
+  std::array<Status, 2> outcomes;
+  std::vector<std::thread> workers;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    workers.emplace_back([&, rank] {
+      auto client = cluster.ConnectWorker(rank);
+      if (!failures.Ok(client.status(), "connect")) return;
+      std::vector<std::byte> data(100);
+      failures.Ok((*client)->Broadcast("state", data, 0), "broadcast");
+      if (rank == 1) data.resize(99);
+      outcomes[rank] = (*client)->Broadcast("state", data, 0);
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  REQUIRE(failures.Take().empty());
+  for (const Status& status : outcomes) {
+    INFO(status.ToString());
+    REQUIRE(status.message().find("'state' is 99 bytes on rank 1, it was 100 before") !=
+            std::string::npos);
+  }
+}
+
+TEST_CASE("closing completes the handles that nobody has waited for", "[integration][faults]") {
+  Cluster cluster(TestConfig(2), TransportKind::kZmq);
+  Failures failures;
+  std::vector<std::thread> workers;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    workers.emplace_back([&, rank] {
+      auto client = cluster.ConnectWorker(rank);
+      if (!failures.Ok(client.status(), "connect")) return;
+      const TensorDeclaration tensor = Tensor("weight", 5000);
+      const auto ids = (*client)->Declare(std::span(&tensor, 1));
+      if (!failures.Ok(ids.status(), "declare")) return;
+      failures.Ok((*client)->Barrier(), "barrier");
+      if (rank == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        return;
+      }
+      std::vector<float> values(5000, 1.0F);
+      const auto handle =
+          (*client)->PushPullAsync(ids.value()[0], InputOf(values), OutputOf(values));
+      failures.Ok(handle.status(), "push");
+      (void)(*client)->Close();
+      failures.Expect((*client)->Poll(*handle), "completed");
+      failures.Expect(!(*client)->Wait(*handle).ok(), "with an error");
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  const std::string text = failures.Take();
+  INFO(text);
+  REQUIRE(text.empty());
+}
+
 TEST_CASE("a second life of a worker is refused by name", "[integration][faults]") {
   Cluster cluster(TestConfig(1), TransportKind::kZmq);
   cluster.Run([&](Client&) {

@@ -122,10 +122,8 @@ class ProcessTest(unittest.TestCase):
         victim = self.start("push_pull_worker", "--rank", "1", *common)
         self.assertTrue(victim.wait_for("done 20"), victim.errors)
         victim.popen.kill()
-        start = time.monotonic()
         self.assertEqual(survivor.wait(), 5, survivor.errors)
         self.assertEqual(server.wait(), 5, server.errors)
-        self.assertLess(time.monotonic() - start, 20)
         for process in (survivor, server):
             self.assertIn("worker 1 is lost", process.errors)
 

@@ -273,7 +273,7 @@ class LaunchTest(unittest.TestCase):
         self.refuse("--wrong", expect="unknown argument --wrong")
         self.refuse("train.py", expect="the command goes after --")
         self.refuse("--workers", "none", expect="'none', expected a whole number from 1 to 4096")
-        self.refuse("--workers", "0", expect="'0', expected a number from 1")
+        self.refuse("--workers", "0", expect="'0', expected a whole number from 1 to 4096")
         self.refuse("--workers", "2", "--set", "job.workers=3", expect="contradict")
         self.refuse("--set", "partition.credit", expect="expected key.path=value")
         self.refuse("--set", "endpoint=127.0.0.1", expect="expected tcp://host:port")

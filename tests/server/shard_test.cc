@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -48,19 +49,24 @@ class Recorder final : public ShardOutput {
 class Fixture {
  public:
   explicit Fixture(const std::string& compressor, std::uint64_t warmup_steps = 0)
+      : Fixture(compressor, compressor, warmup_steps) {}
+
+  Fixture(const std::string& uplink, const std::string& downlink, std::uint64_t warmup_steps,
+          DType dtype = DType::kFloat32)
       : codecs_(BuiltinCompressors()),
         shard_(
-            {0, 0, kWorkers, 1}, codecs_, executor_, pool_,
+            {0, 0, kWorkers, 1}, codecs_, residuals_, executor_, pool_,
             [this](std::function<void()> task) { Post(std::move(task)); }, output) {
     PlanOptions options;
     options.num_workers = kWorkers;
     options.partition_bytes = kBlockElements * sizeof(float);
     options.compression.min_bytes = 0;
     options.compression.warmup_steps = warmup_steps;
-    options.compression.uplink.compressor.name = compressor;
-    options.compression.downlink.compressor.name = compressor;
+    options.compression.uplink.compressor.name = uplink;
+    options.compression.downlink.compressor.name = downlink;
     TensorDeclaration tensor;
     tensor.name = "weight";
+    tensor.dtype = dtype;
     tensor.shape = {2 * kBlockElements};
     options.fuse_below = 1;
     auto plan =
@@ -83,7 +89,10 @@ class Fixture {
   }
 
   Payload Encode(float value, const std::string& spec) {
-    const std::vector<float> values(kBlockElements, value);
+    return EncodeAll(std::vector<float>(kBlockElements, value), spec);
+  }
+
+  Payload EncodeAll(const std::vector<float>& values, const std::string& spec) {
     const auto codec = codecs_.Get(spec);
     REQUIRE(codec.ok());
     const PooledBuffer buffer = pool_.Acquire((*codec)->MaxEncodedSize(values.size()));
@@ -119,6 +128,7 @@ class Fixture {
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;  // guarded by mu_
   CodecCache codecs_;
+  ResidualStore residuals_;
   BufferPool pool_;
   std::shared_ptr<const Plan> plan_;
   Shard shard_;
@@ -126,6 +136,7 @@ class Fixture {
 
  public:
   Shard& shard() { return shard_; }
+  ResidualStore& residuals() { return residuals_; }
 };
 
 float FirstFloat(const Said& said) { return LoadLe<float>(said.payload.data()); }
@@ -257,18 +268,53 @@ TEST_CASE("a non-finite contribution voids the round for all and leaves the resi
     test.RunUntilSaid(3);
   };
   round(0, false);
-  const auto before = test.shard().residuals().Read("weight", 2 * kBlockElements);
+  const auto before = test.residuals().Read("weight", 2 * kBlockElements);
   round(1, true);
   for (const Said& said : test.output.said) {
     REQUIRE(said.header.reply == ReplyKind::kNonfinite);
     REQUIRE(said.payload.size() == 4);
     REQUIRE(LoadLe<std::uint32_t>(said.payload.data()) == 2);
   }
-  REQUIRE(test.shard().residuals().Read("weight", 2 * kBlockElements) == before);
+  REQUIRE(test.residuals().Read("weight", 2 * kBlockElements) == before);
   round(2, false);
   REQUIRE(test.output.said[0].header.reply == ReplyKind::kResult);
   REQUIRE(test.shard().counters().nonfinite_rounds == 1);
   REQUIRE(test.output.failures.empty());
+}
+
+TEST_CASE(
+    "a NaN that nobody has looked at voids the round and leaves the residual alone, bit for bit",
+    "[server][unit]") {
+  // `none` on the way up has no encode pass; the server finds it before its own encode pass begins.
+  Fixture test("none", "onebit", 0);
+  const auto round = [&](std::uint64_t number, float first) {
+    test.output.said.clear();
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      std::vector<float> values(kBlockElements, 1e4F + static_cast<float>(rank));
+      values[17] = 3;
+      if (rank == 1) values[100] = first;
+      test.shard().OnPush(rank, test.PushHeader(0, number), test.EncodeAll(values, "none"));
+    }
+    test.RunUntilSaid(3);
+  };
+  round(0, 5.0F);
+  const auto before = test.residuals().Read("weight", 2 * kBlockElements);
+  REQUIRE(before[17] != 0.0F);
+  round(1, std::numeric_limits<float>::quiet_NaN());
+  REQUIRE(test.output.said[0].header.reply == ReplyKind::kNonfinite);
+  REQUIRE(LoadLe<std::uint32_t>(test.output.said[0].payload.data()) == 1);
+  REQUIRE(test.residuals().Read("weight", 2 * kBlockElements) == before);
+  REQUIRE(test.output.failures.empty());
+}
+
+TEST_CASE("integers cannot be marked non-finite", "[server][unit]") {
+  Fixture test("none", "none", 0, DType::kInt8);
+  Header header = test.PushHeader(0, 0);
+  header.nonfinite = true;
+  test.shard().OnPush(2, header, {});
+  REQUIRE(test.output.failures.size() == 1);
+  REQUIRE(test.output.failures[0].message().find("marked non-finite") != std::string::npos);
+  REQUIRE(test.output.failures[0].message().find("int8") != std::string::npos);
 }
 
 TEST_CASE("warm-up steps go uncompressed and then the phase changes", "[server][unit]") {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -30,6 +31,8 @@ using std::chrono::milliseconds;
 
 // What a handle may still wait for after the job has failed: ZeroMQ's threads giving memory back.
 constexpr milliseconds kReleaseTimeout(10000);
+
+constexpr int kFarewellMs = 100;
 
 constexpr std::string_view kBroadcastPrefix = "broadcast:";
 
@@ -69,8 +72,12 @@ class ClientImpl final : public Client, private LoopHandler {
     const bool in_time = changed_.wait_until(lock, deadline, done);
     if (!error_.ok()) return error_;
     if (in_time) return Status::Ok();
-    return Timeout(fmt::format("worker {} could not start within {:.1f} s: {}", rank_,
-                               config_.timeouts.start_ms / 1000.0, DescribeUnwelcomed()));
+    const Status status =
+        Timeout(fmt::format("worker {} could not start within {:.1f} s: {}", rank_,
+                            config_.timeouts.start_ms / 1000.0, DescribeUnwelcomed()));
+    PostFail(status);
+    changed_.wait_for(lock, kReleaseTimeout, [this] { return !error_.ok(); });
+    return status;
   }
 
   std::uint32_t rank() const override { return rank_; }
@@ -191,6 +198,7 @@ class ClientImpl final : public Client, private LoopHandler {
     bool was_up = false;
     bool welcomed = false;
     bool goodbye_done = false;
+    std::uint64_t hellos = 0;  // said on it, over all its lives
     std::uint64_t next_sequence = 1;
     std::deque<Unreceipted> unreceipted;
     Clock::time_point down_since;
@@ -225,8 +233,9 @@ class ClientImpl final : public Client, private LoopHandler {
   void SendPump();
   void Tick();
   /// Ends everything with an error: nothing is sent any more, handles complete with it as soon as
-  /// their memory is free. Fail logs it.
-  void Fail(Status status);
+  /// their memory is free. Fail logs it and tells the servers, which tell the other workers.
+  void Fail(Status status) { FailWith(std::move(status), /*tell=*/true); }
+  void FailWith(Status status, bool tell);
   void Abort(Status status);
 
   // --- with mu_ held -----------------------------------------------------------------------------
@@ -241,6 +250,12 @@ class ClientImpl final : public Client, private LoopHandler {
   void RetireUnit(UnitWork& work, std::vector<BlobRef>& released);
   void StartNext(UnitWork& work);
   void GiveToken(UnitWork& work);
+  CodecContext ContextOf(const UnitWork& work, std::uint32_t sender) const {
+    CodecContext context;
+    context.stream_seed =
+        HashCombine(HashCombine(HashCombine(config_.job.seed, work.unit->key), work.round), sender);
+    return context;
+  }
   std::string DescribeWait(const Tensor& tensor) const;
 
   // --- any thread, without mu_ -------------------------------------------------------------------
@@ -256,7 +271,7 @@ class ClientImpl final : public Client, private LoopHandler {
   void StopLoop() {
     if (!loop_started_) return;
     loop_started_ = false;
-    loop_->Stop(0);
+    loop_->Stop(kFarewellMs);
     executor_ = nullptr;  // waits for what it still runs
   }
 
@@ -280,9 +295,9 @@ class ClientImpl final : public Client, private LoopHandler {
   Status error_;
   ClientStats stats_;
   std::shared_ptr<const Plan> plan_ = std::make_shared<const Plan>();
-  std::uint64_t batches_declared_ = 0;   // by this worker
-  std::uint64_t batches_planned_ = 0;    // that the plan here covers
-  std::vector<std::byte> open_declare_;  // to be said again after a cut
+  std::uint64_t batches_declared_ = 0;                  // by this worker
+  std::uint64_t batches_planned_ = 0;                   // that the plan here covers
+  std::optional<std::vector<std::byte>> open_declare_;  // to be said again after a cut
   std::uint64_t barriers_entered_ = 0;
   std::uint64_t barriers_done_ = 0;
   bool closing_ = false;
@@ -340,17 +355,20 @@ std::string ClientImpl::DescribeUnwelcomed() const {
 void ClientImpl::OnUp(PeerId peer) {
   std::size_t index = 0;
   std::vector<Header> repulls;
-  std::vector<std::byte> declare;
+  std::optional<std::vector<std::byte>> declare;
   bool barrier = false;
   bool goodbye = false;
+  std::uint64_t hello_number = 0;
   {
     const std::lock_guard lock(mu_);
+    if (!error_.ok()) return;
     while (index < connections_.size() && connections_[index]->peer != peer) ++index;
     if (index == connections_.size()) return;
     Connection& connection = *connections_[index];
     if (connection.was_up) ++stats_.reconnects;
     connection.up = connection.was_up = true;
     connection.next_sequence = 1;
+    hello_number = ++connection.hellos;
     for (const auto& work : units_) {
       if (work->connection != index || work->state != UnitState::kSent || !work->receipted) {
         continue;
@@ -372,6 +390,7 @@ void ClientImpl::OnUp(PeerId peer) {
   }
   Header header;
   header.kind = MessageKind::kHello;
+  header.sequence = hello_number;
   Hello hello;
   hello.job_id = config_.job.id;
   hello.protocol_version = kProtocolVersion;
@@ -380,9 +399,10 @@ void ClientImpl::OnUp(PeerId peer) {
   hello.incarnation = incarnation_;
   hello.shared_config = SharedConfig(config_);
   SendControl(index, header, Serialize(hello));
-  if (!declare.empty()) {
+  header.sequence = 0;
+  if (declare) {
     header.kind = MessageKind::kDeclare;
-    SendControl(index, header, declare);
+    SendControl(index, header, *declare);
   }
   if (barrier) {
     Header at_barrier;
@@ -469,6 +489,7 @@ void ClientImpl::OnWelcome(std::size_t index, const Payload& payload) {
       }
     }
     const std::lock_guard lock(mu_);
+    if (!error_.ok()) return;
     for (std::uint32_t s = 0; s < config_.job.servers; ++s) {
       servers_.emplace_back(config_.partition.credit);
     }
@@ -487,7 +508,7 @@ Result<std::vector<TensorId>> ClientImpl::Declare(std::span<const TensorDeclarat
   declare.batch = batches_declared_++;
   const std::size_t first = plan_->tensors.size();
   open_declare_ = Serialize(declare);
-  loop_->Post([this, body = open_declare_] {
+  loop_->Post([this, body = *open_declare_] {
     Header header;
     header.kind = MessageKind::kDeclare;
     SendControl(0, header, body);
@@ -495,7 +516,7 @@ Result<std::vector<TensorId>> ClientImpl::Declare(std::span<const TensorDeclarat
   const bool in_time = changed_.wait_for(lock, milliseconds(config_.timeouts.stall_stop_ms), [&] {
     return !error_.ok() || batches_planned_ > declare.batch;
   });
-  open_declare_.clear();
+  open_declare_.reset();
   if (!error_.ok()) return error_;
   if (!in_time) {
     const Status status = Timeout(fmt::format(
@@ -560,6 +581,7 @@ Status ClientImpl::Barrier() {
   const std::lock_guard collective(collective_mu_);
   std::unique_lock lock(mu_);
   if (!error_.ok()) return error_;
+  if (closing_) return InvalidArgument("Barrier after Close");
   const std::uint64_t number = barriers_entered_++;
   loop_->Post([this, number] {
     Header header;
@@ -596,8 +618,11 @@ Status ClientImpl::Broadcast(const std::string& name, MutableBytes data, std::ui
     for (std::uint32_t t = 0; t < plan_->tensors.size(); ++t) {
       if (plan_->tensors[t].name != declaration.name) continue;
       if (plan_->tensors[t].num_elements() != data.size()) {
-        return InvalidArgument(fmt::format("broadcast '{}' is {} bytes, it was {} before", name,
-                                           data.size(), plan_->tensors[t].num_elements()));
+        const Status status = InvalidArgument(
+            fmt::format("broadcast '{}' is {} bytes on rank {}, it was {} before", name,
+                        data.size(), rank_, plan_->tensors[t].num_elements()));
+        PostFail(status);  // the others wait for this one
+        return status;
       }
       id.index = t;
       known = true;
@@ -656,12 +681,14 @@ Status ClientImpl::Close() {
 Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableBytes output) {
   std::unique_lock lock(mu_);
   if (!error_.ok()) return error_;
+  if (closing_) return InvalidArgument("PushPullAsync after Close");
   if (id.index >= tensors_.size()) {
     return InvalidArgument(
         fmt::format("tensor id {} is unknown, {} are declared", id.index, tensors_.size()));
   }
   Tensor& tensor = *tensors_[id.index];
-  const TensorDeclaration& declared = plan_->tensors[id.index];
+  const std::shared_ptr<const Plan> plan = plan_;  // another may come while this waits
+  const TensorDeclaration& declared = plan->tensors[id.index];
   const std::size_t bytes = declared.num_elements() * SizeOf(declared.dtype);
   if (input.size() != bytes || output.size() != bytes) {
     return InvalidArgument(fmt::format(
@@ -831,10 +858,8 @@ void ClientImpl::RunEncoder() {
     lock.unlock();
     EncodeUnit(work);
     lock.lock();
-    if (!work.outcome.ok()) {
-      PostFail(work.outcome);
-    }
-    if (!error_.ok()) {
+    if (!work.outcome.ok()) PostFail(work.outcome);
+    if (!error_.ok() || !work.outcome.ok()) {
       std::vector<BlobRef> released;
       RetireUnit(work, released);
       lock.unlock();
@@ -864,9 +889,7 @@ void ClientImpl::EncodeUnit(UnitWork& work) {
     work.payload = buffer.Share(unit.raw_bytes());
     return;
   }
-  CodecContext context;
-  context.stream_seed =
-      HashCombine(HashCombine(HashCombine(config_.job.seed, unit.key), work.round), rank_);
+  const CodecContext context = ContextOf(work, rank_);
   UnitSource source(unit, work.memory, convert_);
   const PooledBuffer buffer = pool_.Acquire(work.uplink->MaxEncodedSize(unit.num_elements));
   const auto encoded =
@@ -977,14 +1000,12 @@ void ClientImpl::OnPushAgain(const Header& header) {
 
 void ClientImpl::DecodeUnit(UnitWork& work) {
   const Unit& unit = *work.unit;
-  CodecContext context;
-  context.stream_seed = HashCombine(
-      HashCombine(HashCombine(config_.job.seed, unit.key), work.round), config_.job.workers);
+  const CodecContext context = ContextOf(work, config_.job.workers);  // the server's
   Status status;
   if (work.reply_kind == ReplyKind::kNonfinite) {
     FillVoid(unit, work.memory);
     if (work.residual != nullptr && !work.nonfinite) {
-      work.uplink->Undo(work.payload.bytes, context, *work.residual);
+      work.uplink->Undo(work.payload.bytes, ContextOf(work, rank_), *work.residual);
     }
     std::string ranks;
     for (std::size_t i = 0; i + 4 <= work.reply.size(); i += 4) {
@@ -1183,9 +1204,10 @@ void ClientImpl::OnMessage(PeerId from, const Header& header, Payload payload) {
       return;
     }
     case MessageKind::kError:
-      Fail({header.error == StatusCode::kOk ? StatusCode::kInternal : header.error,
-            fmt::format("server {} at {}: {}", connection->server, connection->address,
-                        AsText(payload.bytes))});
+      FailWith({header.error == StatusCode::kOk ? StatusCode::kInternal : header.error,
+                fmt::format("server {} at {}: {}", connection->server, connection->address,
+                            AsText(payload.bytes))},
+               /*tell=*/false);
       return;
     default:
       return;
@@ -1222,12 +1244,24 @@ void ClientImpl::Tick() {
   loop_->PostAfter(std::clamp(config_.timeouts.dead_after_ms / 8, 20, 1000), [this] { Tick(); });
 }
 
-void ClientImpl::Fail(Status status) {
+void ClientImpl::FailWith(Status status, bool tell) {
   {
     const std::lock_guard lock(mu_);
     if (!error_.ok()) return;
   }
   LogError("rank {}: {}", rank_, status.ToString());
+  if (tell) {
+    std::size_t count = 0;
+    {
+      const std::lock_guard lock(mu_);
+      count = connections_.size();
+    }
+    Header header;
+    header.kind = MessageKind::kError;
+    header.error = status.code();
+    const ByteView text = AsBytes(status.message());
+    for (std::size_t i = 0; i < count; ++i) SendControl(i, header, {text.begin(), text.end()});
+  }
   Abort(std::move(status));
 }
 
@@ -1259,7 +1293,11 @@ void ClientImpl::Abort(Status status) {
     }
     changed_.notify_all();
   }
-  for (const PeerId peer : peers) loop_->Disconnect(peer);
+  // What is queued, and the word of the failure, get a moment to leave; then nothing of ours is
+  // read.
+  loop_->PostAfter(kFarewellMs, [this, peers] {
+    for (const PeerId peer : peers) loop_->Disconnect(peer);
+  });
 }
 
 }  // namespace

@@ -84,7 +84,8 @@ class Client {
   virtual bool Poll(const Handle& handle) = 0;
 
   /// Ends the step: fused units with missing members go out with zeros for those; the step counter
-  /// goes up (phases and traces count steps).
+  /// goes up (phases count steps). A unit of which no member was pushed in the step is not sent:
+  /// all ranks must push some member of it in a step, or none.
   virtual Status EndStep() = 0;
 
   /// Copies `data` of worker `root` to all, byte for byte, whatever the compression. Collective.
