@@ -2,7 +2,6 @@
 // DEALERs that keep a window of them under way. No compression, no sums, no protocol.
 
 #include <fmt/format.h>
-#include <malloc.h>
 #include <zmq.h>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +11,8 @@
 #include <iostream>
 #include <string>
 #include <vector>
+
+#include "common/base/malloc.h"
 
 namespace {
 
@@ -121,10 +122,7 @@ int Work(const std::string& address, std::size_t tensors, std::size_t tensor_byt
 }  // namespace
 
 int main(int argc, char** argv) {
-  // As Gradwire's daemons do, so that the comparison is of protocols.
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_TOP_PAD, 64 << 20);
+  gradwire::KeepMessageMemory();  // as Gradwire's programs do
   std::string serve;
   std::string connect;
   int workers = 2;

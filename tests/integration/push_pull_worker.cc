@@ -3,7 +3,6 @@
 // end one line of JSON with the time of each measured round.
 
 #include <fmt/format.h>
-#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/malloc.h"
 #include "common/base/random.h"
 #include "common/config/process.h"
 #include "worker/client/client.h"
@@ -35,10 +35,7 @@ double CpuSeconds() {
 
 int main(int argc, char** argv) {
   using namespace gradwire;
-  // As the daemons do: without it glibc maps and unmaps every message of a MiB.
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_TOP_PAD, 64 << 20);
+  KeepMessageMemory();
 
   ProcessOptions options;
   std::uint32_t rank = 0;

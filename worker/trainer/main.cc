@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/base/malloc.h"
 #include "common/config/config.h"
 #include "common/config/process.h"
 #include "worker/client/client.h"
@@ -264,4 +265,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace gradwire::trainer
 
-int main(int argc, char** argv) { return gradwire::trainer::Main(argc, argv); }
+int main(int argc, char** argv) {
+  gradwire::KeepMessageMemory();
+  return gradwire::trainer::Main(argc, argv);
+}
