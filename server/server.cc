@@ -54,14 +54,14 @@ class ServerImpl final : public Server, public LaneOwner {
 
   ~ServerImpl() override { Shutdown(0); }
 
-  Status Init(std::vector<std::unique_ptr<Loop>> loops, const std::vector<std::string>& addresses) {
-    std::vector<std::string> bound;
+  Status Init(std::vector<std::unique_ptr<Loop>> loops, std::vector<std::string> addresses) {
+    std::vector<std::string> bound = std::move(addresses);
     for (std::uint32_t l = 0; l < loops.size(); ++l) {
       lanes_.push_back(std::make_unique<Lane>(config_, index_, l, std::move(loops[l]), codecs_,
                                               residuals_, *executor_, pool_, *this));
-      auto address = lanes_.back()->Listen(addresses[l]);
+      auto address = lanes_.back()->Listen(bound[l]);
       if (!address.ok()) return address.status();
-      bound.push_back(std::move(address).value());
+      bound[l] = std::move(address).value();
     }
     address_ = bound[0];
     std::vector<std::string> advertised = bound;
@@ -331,7 +331,7 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_
                                        addresses.size(), config.server.lanes));
   }
   auto server = std::make_unique<ServerImpl>(config, index, save_plan_path);
-  GRADWIRE_RETURN_IF_ERROR(server->Init(std::move(lanes), addresses));
+  GRADWIRE_RETURN_IF_ERROR(server->Init(std::move(lanes), std::move(addresses)));
   return std::unique_ptr<Server>(std::move(server));
 }
 
