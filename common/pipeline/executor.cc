@@ -3,12 +3,12 @@
 #include <tbb/global_control.h>
 #include <tbb/task_arena.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
 #include <utility>
-#include <vector>
+
+#include "common/base/ring_queue.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -34,34 +34,6 @@ class InlineExecutor final : public Executor {
  public:
   void Post(Task task) override { task(); }
   int concurrency() const override { return 0; }
-};
-
-// First in, first out, in memory that only grows.
-class TaskQueue {
- public:
-  void Push(Executor::Task task) {
-    if (size_ == ring_.size()) Grow();
-    ring_[(first_ + size_++) % ring_.size()] = std::move(task);
-  }
-  Executor::Task Pop() {
-    Executor::Task task = std::move(ring_[first_]);
-    first_ = (first_ + 1) % ring_.size();
-    --size_;
-    return task;
-  }
-
- private:
-  void Grow() {
-    std::vector<Executor::Task> larger(std::max<std::size_t>(16, 2 * ring_.size()));
-    for (std::size_t i = 0; i < size_; ++i)
-      larger[i] = std::move(ring_[(first_ + i) % ring_.size()]);
-    ring_ = std::move(larger);
-    first_ = 0;
-  }
-
-  std::vector<Executor::Task> ring_;
-  std::size_t first_ = 0;
-  std::size_t size_ = 0;
 };
 
 class TbbExecutor final : public Executor {
@@ -111,8 +83,8 @@ class TbbExecutor final : public Executor {
   tbb::task_arena arena_;
   std::mutex mu_;
   std::condition_variable idle_;
-  TaskQueue queue_;  // guarded by mu_
-  int pending_ = 0;  // guarded by mu_
+  RingQueue<Task> queue_;  // guarded by mu_
+  int pending_ = 0;        // guarded by mu_
 };
 
 }  // namespace

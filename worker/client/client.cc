@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -14,6 +14,7 @@
 #include "common/base/buffer_pool.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "common/base/ring_queue.h"
 #include "common/pipeline/admission.h"
 #include "common/pipeline/executor.h"
 #include "common/plan/units.h"
@@ -127,6 +128,30 @@ class ClientImpl final : public Client, private LoopHandler {
     kDecoding,
   };
 
+  // References to drop once mu_ is not held: dropping the last one takes it. Rarely more than a
+  // few, so they take no memory.
+  class ReleaseList {
+   public:
+    void Add(BlobRef reference) {
+      if (!reference) return;
+      if (size_ < few_.size()) {
+        few_[size_++] = std::move(reference);
+      } else {
+        more_.push_back(std::move(reference));
+      }
+    }
+    void Drop() {
+      for (std::size_t i = 0; i < size_; ++i) few_[i] = {};
+      size_ = 0;
+      more_.clear();
+    }
+
+   private:
+    std::array<BlobRef, 8> few_;
+    std::size_t size_ = 0;
+    std::vector<BlobRef> more_;
+  };
+
   // The caller's memory of one tensor: its last reference goes when nothing of ours and nothing of
   // ZeroMQ's reads the input any more. That, with the output written, is what completes a handle.
   class CallerMemory final : public Blob {
@@ -200,7 +225,7 @@ class ClientImpl final : public Client, private LoopHandler {
     bool goodbye_done = false;
     std::uint64_t hellos = 0;  // said on it, over all its lives
     std::uint64_t next_sequence = 1;
-    std::deque<Unreceipted> unreceipted;
+    RingQueue<Unreceipted> unreceipted;
     Clock::time_point down_since;
   };
 
@@ -247,7 +272,7 @@ class ClientImpl final : public Client, private LoopHandler {
   void ScheduleEncode();
   void ScheduleSend();
   /// Puts what a finished or aborted unit held into `released`, to be dropped without the lock.
-  void RetireUnit(UnitWork& work, std::vector<BlobRef>& released);
+  void RetireUnit(UnitWork& work, ReleaseList& released);
   void StartNext(UnitWork& work);
   void GiveToken(UnitWork& work);
   CodecContext ContextOf(const UnitWork& work, std::uint32_t sender) const {
@@ -427,7 +452,8 @@ void ClientImpl::OnDown(PeerId peer) {
     connection->down_since = Clock::now();
     ServerLink* const link =
         connection->server < servers_.size() ? &servers_[connection->server] : nullptr;
-    for (const Unreceipted& sent : connection->unreceipted) {
+    while (!connection->unreceipted.empty()) {
+      const Unreceipted sent = connection->unreceipted.Pop();
       link->window.Give(sent.bytes);
       UnitWork& work = *units_[sent.key];
       if (work.state != UnitState::kSent || work.round != sent.round || work.receipted) continue;
@@ -435,7 +461,6 @@ void ClientImpl::OnDown(PeerId peer) {
       link->sendable.Push({work.unit->priority, work.unit->key});
       ++stats_.resent_pushes;
     }
-    connection->unreceipted.clear();
     return;
   }
 }
@@ -860,10 +885,10 @@ void ClientImpl::RunEncoder() {
     lock.lock();
     if (!work.outcome.ok()) PostFail(work.outcome);
     if (!error_.ok() || !work.outcome.ok()) {
-      std::vector<BlobRef> released;
+      ReleaseList released;
       RetireUnit(work, released);
       lock.unlock();
-      released.clear();
+      released.Drop();
       lock.lock();
       break;
     }
@@ -927,8 +952,7 @@ void ClientImpl::SendPump() {
       header.key = work.unit->key;
       header.sequence = connection.next_sequence++;
       header.nonfinite = work.nonfinite;
-      connection.unreceipted.push_back(
-          {header.sequence, header.key, header.round, work.payload.size()});
+      connection.unreceipted.Push({header.sequence, header.key, header.round, work.payload.size()});
       Payload payload = work.payload;
       const PeerId peer = connection.peer;
       lock.unlock();
@@ -948,9 +972,8 @@ void ClientImpl::OnReceipt(Connection& connection, std::uint64_t sequence) {
   {
     const std::lock_guard lock(mu_);
     bool any = false;
-    while (!connection.unreceipted.empty() && connection.unreceipted.front().sequence <= sequence) {
-      const Unreceipted sent = connection.unreceipted.front();
-      connection.unreceipted.pop_front();
+    while (!connection.unreceipted.empty() && connection.unreceipted.Front().sequence <= sequence) {
+      const Unreceipted sent = connection.unreceipted.Pop();
       servers_[connection.server].window.Give(sent.bytes);
       UnitWork& work = *units_[sent.key];
       if (work.state == UnitState::kSent && work.round == sent.round) {
@@ -1039,7 +1062,7 @@ void ClientImpl::DecodeUnit(UnitWork& work) {
 }
 
 void ClientImpl::FinishUnit(UnitWork& work) {
-  std::vector<BlobRef> released;
+  ReleaseList released;
   Payload reply;
   {
     const std::lock_guard lock(mu_);
@@ -1053,8 +1076,8 @@ void ClientImpl::FinishUnit(UnitWork& work) {
   }
 }
 
-void ClientImpl::RetireUnit(UnitWork& work, std::vector<BlobRef>& released) {
-  released.push_back(std::move(work.payload.owner));
+void ClientImpl::RetireUnit(UnitWork& work, ReleaseList& released) {
+  released.Add(std::move(work.payload.owner));
   work.payload = {};
   work.state = UnitState::kGathering;
   work.members_here = 0;
@@ -1063,7 +1086,7 @@ void ClientImpl::RetireUnit(UnitWork& work, std::vector<BlobRef>& released) {
     if (work.memory[m].input == nullptr) continue;
     Tensor& tensor = *tensors_[work.unit->members[m].tensor];
     work.memory[m] = {};
-    if (--tensor.units_left == 0) released.push_back(std::move(tensor.held));
+    if (--tensor.units_left == 0) released.Add(std::move(tensor.held));
   }
 }
 
@@ -1266,7 +1289,7 @@ void ClientImpl::FailWith(Status status, bool tell) {
 }
 
 void ClientImpl::Abort(Status status) {
-  std::vector<BlobRef> released;
+  ReleaseList released;
   std::vector<PeerId> peers;
   {
     const std::lock_guard lock(mu_);
@@ -1285,7 +1308,7 @@ void ClientImpl::Abort(Status status) {
         if (work->next_memory[m].input == nullptr) continue;
         Tensor& tensor = *tensors_[work->unit->members[m].tensor];
         work->next_memory[m] = {};
-        if (--tensor.units_left == 0) released.push_back(std::move(tensor.held));
+        if (--tensor.units_left == 0) released.Add(std::move(tensor.held));
       }
       work->next_members_here = 0;
       work->next_ended = false;
