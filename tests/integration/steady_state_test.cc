@@ -48,8 +48,8 @@ TEST_CASE("push-pull rounds take no memory once the pools are full", "[integrati
     failures.Ok(client.Barrier(), "barrier");
   });
   REQUIRE(failures.Take().empty());
-  // Of 4000 units that were pushed and pulled. Heartbeats, once a second, and a pool that meets a new
-  // worst case may take some; one for each unit, or each round, would be seen.
+  // Of 4000 units that were pushed and pulled. Heartbeats, once a second, and a pool that meets a
+  // new worst case may take some; one for each unit, or each round, would be seen.
   CAPTURE(allocations);
   REQUIRE(allocations < 100);
 }
