@@ -33,6 +33,9 @@ using std::chrono::milliseconds;
 // What a handle may still wait for after the job has failed: ZeroMQ's threads giving memory back.
 constexpr milliseconds kReleaseTimeout(10000);
 
+// How much longer than its own start deadline a worker waits for the root's word on it.
+constexpr milliseconds kRootSpeaks(3000);
+
 constexpr int kFarewellMs = 100;
 
 constexpr std::string_view kBroadcastPrefix = "broadcast:";
@@ -70,7 +73,11 @@ class ClientImpl final : public Client, private LoopHandler {
     // First the root, then every lane it names.
     std::unique_lock lock(mu_);
     const auto done = [this] { return !error_.ok() || (have_addresses_ && AllWelcomed()); };
-    const bool in_time = changed_.wait_until(lock, deadline, done);
+    bool in_time = changed_.wait_until(lock, deadline, done);
+    if (!in_time && !connections_.empty() && connections_[0]->was_up) {
+      // The root knows who is missing and says so when its own deadline has passed.
+      in_time = changed_.wait_for(lock, kRootSpeaks, done);
+    }
     if (!error_.ok()) return error_;
     if (in_time) return Status::Ok();
     const Status status =
