@@ -190,15 +190,9 @@ void Lane::Refuse(PeerId peer, const Status& status) {
 
 void Lane::LogRefusal(const std::string& text) {
   ++refused_;
-  const Clock::time_point now = Clock::now();
-  if (now - last_refusal_logged_ < std::chrono::seconds(1)) {
-    ++refusals_unlogged_;
-    return;
+  if (const auto suppressed = refusal_log_.Admit()) {
+    LogWarn("lane", "refused", {Field("reason", text), Field("suppressed", *suppressed)});
   }
-  last_refusal_logged_ = now;
-  LogWarn("refused: {}{}", text,
-          refusals_unlogged_ == 0 ? "" : fmt::format(" (and {} more)", refusals_unlogged_));
-  refusals_unlogged_ = 0;
 }
 
 void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload payload) {
@@ -355,7 +349,8 @@ void Lane::Send(PeerId to, const Header& header, std::vector<std::byte> body) {
     payload = buffer.Share(body.size());
   }
   if (const Status status = loop_->Send(to, header, std::move(payload)); !status.ok()) {
-    LogDebug("{} not sent: {}", MessageKindName(header.kind), status.message());
+    LogDebug("lane", "not sent",
+             {Field("kind", MessageKindName(header.kind)), Field("reason", status.message())});
   }
 }
 
@@ -423,7 +418,9 @@ void Lane::Tick() {
                                timeouts.start_ms / 1000.0, root_->DescribeMissing())));
     } else if (now - last_report_ > ms(3000)) {
       last_report_ = now;
-      LogInfo("waiting for {} ({:.0f} s)", root_->DescribeMissing(), Seconds(now - started_at_));
+      LogInfo("root", "waiting",
+              {Field("missing", root_->DescribeMissing()),
+               Field("seconds", fmt::format("{:.0f}", Seconds(now - started_at_)))});
     }
   }
   if (!failed_) CheckThatNobodyWaitsForTheGone();
@@ -468,7 +465,9 @@ void Lane::Tick() {
     }
     if (!open.empty()) {
       last_report_ = now;
-      LogWarn("stalled for {:.0f} s: {}", Seconds(now - last_progress_), open);
+      LogWarn("lane", "stalled",
+              {Field("seconds", fmt::format("{:.0f}", Seconds(now - last_progress_))),
+               Field("open", open)});
       if (now - last_progress_ > ms(timeouts.stall_stop_ms)) {
         Fail(Timeout(fmt::format("stalled for {:.0f} s: {}", Seconds(now - last_progress_), open)));
       }

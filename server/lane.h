@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/base/buffer_pool.h"
+#include "common/base/log.h"
 #include "common/config/config.h"
 #include "common/transport/loop.h"
 #include "common/wire/control.h"
@@ -121,8 +122,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   Clock::time_point last_report_;
   std::uint32_t goodbyes_ = 0;
   std::uint64_t refused_ = 0;
-  std::uint64_t refusals_unlogged_ = 0;
-  Clock::time_point last_refusal_logged_;
+  LogLimiter refusal_log_;
   std::unordered_set<PeerId> refused_peers_;  // have had their answer
   const std::size_t receipt_every_bytes_;
   bool everyone_told_ = false;

@@ -36,10 +36,10 @@ int main(int argc, char** argv) {
 
   const auto config = LoadProcessConfig(options);
   if (!config.ok()) {
-    LogError("gradwire-server: {}", config.status().message());
+    LogError("config", config.status().message());
     return kExitUsage;
   }
-  InitLog(config->log.level, "server/" + std::to_string(index));
+  InitLog(config->log.level, config->log.format, "server/" + std::to_string(index));
 
   // Signals are taken by a thread of their own, so that a handler never interrupts the lanes.
   sigset_t signals;
@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
 
   auto server = Server::Start(*config, index, save_plan);
   if (!server.ok()) {
-    LogError("{}", server.status().ToString());
+    LogError("server", server.status().message());
     return ExitCodeOf(server.status(), /*started=*/false);
   }
   std::atomic<bool> interrupted{false};
@@ -71,11 +71,13 @@ int main(int argc, char** argv) {
   watcher.join();
 
   const ServerStats stats = (*server)->stats();
-  LogInfo("done: {} rounds ({} void), {} bytes in, {} bytes out, {} duplicates, {} refused",
-          stats.rounds, stats.nonfinite_rounds, stats.traffic.received_bytes,
-          stats.traffic.sent_bytes, stats.duplicate_pushes,
-          stats.refused_messages + stats.traffic.refused_messages);
+  LogInfo(
+      "server", "done",
+      {Field("rounds", stats.rounds), Field("void_rounds", stats.nonfinite_rounds),
+       Field("bytes_in", stats.traffic.received_bytes),
+       Field("bytes_out", stats.traffic.sent_bytes), Field("duplicates", stats.duplicate_pushes),
+       Field("refused", stats.refused_messages + stats.traffic.refused_messages)});
   if (interrupted) return kExitInterrupted;
-  if (!status.ok()) LogError("{}", status.ToString());
+  if (!status.ok()) LogError("server", status.message());
   return ExitCodeOf(status, stats.started);
 }

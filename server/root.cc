@@ -3,12 +3,24 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "common/base/log.h"
 #include "common/base/random.h"
 
 namespace gradwire {
+namespace {
+
+void LogLines(LogLevel level, std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    Log(level, "plan", text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+}
+
+}  // namespace
 
 PlanOptions MakePlanOptions(const Config& config) {
   PlanOptions options;
@@ -86,7 +98,8 @@ void Root::WelcomeIfComplete() {
     }
   }
   welcomed_ = true;
-  LogInfo("all {} workers and {} servers are here", workers_.size(), servers_.size());
+  LogInfo("root", "everyone is here",
+          {Field("workers", workers_.size()), Field("servers", servers_.size())});
   for (const Member& worker : workers_) SendWelcome(worker);
   for (std::size_t s = 1; s < servers_.size(); ++s) SendWelcome(servers_[s]);
 }
@@ -174,8 +187,8 @@ void Root::CloseBatchIfComplete() {
   for (Member& worker : workers_) worker.declared.reset();
   ++batches_;
   plan_is_out_ = false;
-  LogInfo("{}", SummarizePlan(*plan_));
-  LogDebug("{}", DescribePlan(*plan_));
+  LogLines(LogLevel::kInfo, SummarizePlan(*plan_));
+  LogLines(LogLevel::kDebug, DescribePlan(*plan_));
   // Servers first: a worker that has the plan pushes at once.
   for (std::size_t s = 1; s < servers_.size(); ++s) SendPlan(servers_[s].peer);
   output_.InstallLocally(plan_);

@@ -74,11 +74,12 @@ class ServerImpl final : public Server, public LaneOwner {
     for (auto& lane : lanes_) {
       GRADWIRE_RETURN_IF_ERROR(lane->Start(advertised, BuiltinCompressors()));
     }
-    LogInfo(
-        "gradwire server {} of {}{}: listening on {}, {} lane(s), {} compute thread(s), {}", index_,
-        config_.job.servers, index_ == 0 ? " (root)" : "", address_, lanes_.size(),
-        executor_->concurrency(),
-        config_.security.insecure ? "anybody may talk to it (security.insecure)" : "loopback only");
+    LogInfo("server", "listening",
+            {Field("role", index_ == 0 ? "root" : "server"), Field("index", index_),
+             Field("servers", config_.job.servers), Field("address", address_),
+             Field("lanes", lanes_.size()), Field("threads", executor_->concurrency()),
+             Field("who_may_talk", config_.security.insecure ? "anybody (security.insecure)"
+                                                             : "this machine only")});
     return Status::Ok();
   }
 
@@ -225,24 +226,24 @@ class ServerImpl final : public Server, public LaneOwner {
       replies += 2 * downlink;
       if (feedback) residuals += unit.num_elements * sizeof(float);
     }
-    constexpr double kMiB = 1024.0 * 1024.0;
-    LogInfo(
-        "memory for this plan: at most {:.1f} MiB ({:.1f} contributions, {:.1f} replies, {:.1f} "
-        "residuals)",
-        static_cast<double>(contributions + replies + residuals) / kMiB,
-        static_cast<double>(contributions) / kMiB, static_cast<double>(replies) / kMiB,
-        static_cast<double>(residuals) / kMiB);
+    const auto mib = [](std::uint64_t bytes) {
+      return fmt::format("{:.1f}", static_cast<double>(bytes) / (1024.0 * 1024.0));
+    };
+    LogInfo("server", "memory for this plan, at most, in MiB",
+            {Field("all", mib(contributions + replies + residuals)),
+             Field("contributions", mib(contributions)), Field("replies", mib(replies)),
+             Field("residuals", mib(residuals))});
   }
 
   void OnEveryoneTold(std::uint32_t lane) override {
-    LogDebug("lane {}: every worker has been told of the failure", lane);
+    LogDebug("server", "every worker has been told of the failure", {Field("lane", lane)});
     const std::lock_guard lock(mu_);
     ++told_lanes_;
     changed_.notify_all();
   }
 
   void OnLaneFinished(std::uint32_t lane) override {
-    LogDebug("lane {}: every worker has said goodbye", lane);
+    LogDebug("server", "every worker has said goodbye", {Field("lane", lane)});
     const std::lock_guard lock(mu_);
     ++finished_lanes_;
     changed_.notify_all();

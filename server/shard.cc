@@ -248,8 +248,9 @@ void Shard::Finish(Key& key) {
       ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ",
                            LoadLe<std::uint32_t>(key.result.payload.bytes.data() + i));
     }
-    LogWarn("{}, step {}: void round, not finite on rank(s) {}", Describe(key), key.step,
-            ranks.empty() ? "none (the sum overflows)" : ranks);
+    LogWarn("shard", "void round: not finite",
+            {Field("unit", Describe(key)), Field("step", key.step),
+             Field("ranks", ranks.empty() ? "none (the sum overflows)" : ranks)});
   }
   key.kept = std::move(key.result);
   key.result = {};

@@ -13,6 +13,14 @@
 
 namespace gradwire {
 
+/// Ports from first to last, both included; 0, 0: any.
+struct PortRange {
+  std::uint16_t first = 0;
+  std::uint16_t last = 0;
+  bool empty() const { return last == 0; }
+  bool operator==(const PortRange&) const = default;
+};
+
 /// The whole configuration, typed, with the defaults in place. Mirrors the YAML (docs and
 /// configs/reference.yaml explain each key). Sizes in bytes, times in milliseconds.
 struct Config {
@@ -29,7 +37,9 @@ struct Config {
 
   struct Server {
     std::string bind = "127.0.0.1";  // interface address to listen on
-    std::string advertise = "auto";  // host that peers are told; auto: the bind address
+    std::string advertise = "auto";  // host that peers are told; auto: see docs/operations.md
+    std::string interface;           // network interface to listen on, instead of `bind`
+    PortRange port_range;            // of lanes; the root's first lane has the endpoint's port
     std::uint32_t lanes = 1;
     std::optional<std::uint32_t> threads;  // compute threads; auto: see docs/thread_model.md
     bool operator==(const Server&) const = default;
@@ -53,12 +63,14 @@ struct Config {
     int start_ms = 60000;
     int stall_warn_ms = 10000;
     int stall_stop_ms = 60000;
+    int heartbeat_ms = 0;  // between signs of life; 0: auto, an eighth of dead_after, at most 1 s
     int dead_after_ms = 10000;
     bool operator==(const Timeouts&) const = default;
   } timeouts;
 
   struct Log {
     LogLevel level = LogLevel::kInfo;
+    LogFormat format = LogFormat::kText;
     bool operator==(const Log&) const = default;
   } log;
 

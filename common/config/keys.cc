@@ -194,6 +194,32 @@ bool IsHost(const std::string& text) {
   });
 }
 
+bool IsInterface(const std::string& text) {
+  constexpr std::size_t kMaxNameBytes = 15;  // IFNAMSIZ without its zero
+  return text.empty() ||
+         (text.size() <= kMaxNameBytes && text.find('/') == std::string::npos && IsHost(text));
+}
+
+bool ParsePortRange(const std::string& text, PortRange& range) {
+  if (text.empty()) {
+    range = {};
+    return true;
+  }
+  const std::size_t dash = text.find('-');
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+  if (dash == std::string::npos || !ParseInteger(text.substr(0, dash), 1, 65535, first) ||
+      !ParseInteger(text.substr(dash + 1), first, 65535, last)) {
+    return false;
+  }
+  range = {static_cast<std::uint16_t>(first), static_cast<std::uint16_t>(last)};
+  return true;
+}
+
+std::string FormatPortRange(const PortRange& range) {
+  return range.empty() ? "" : fmt::format("{}-{}", range.first, range.last);
+}
+
 bool IsEndpoint(const std::string& text) {
   constexpr std::string_view kScheme = "tcp://";
   if (!text.starts_with(kScheme)) return false;
@@ -443,8 +469,10 @@ std::vector<Key> MakeKeys() {
               GRADWIRE_FIELD(server.bind)));
   add(TextKey("server.advertise", false, "auto or a host name or address", IsHost,
               GRADWIRE_FIELD(server.advertise)));
-  add(FutureKey("server.interface", "", "choosing a network interface by name is"));
-  add(FutureKey("server.port_range", "", "a range of ports for lanes is"));
+  add(TextKey("server.interface", false, "the name of a network interface, or ''", IsInterface,
+              GRADWIRE_FIELD(server.interface)));
+  add(ScalarKey("server.port_range", false, "FIRST-LAST such as 20000-20100, or ''",
+                GRADWIRE_FIELD(server.port_range), ParsePortRange, FormatPortRange));
   add(IntegerKey("server.lanes", true, 1, 64, GRADWIRE_FIELD(server.lanes)));
   add(ThreadsKey("server.threads", GRADWIRE_FIELD(server.threads)));
   add(FutureKey("server.colocated", "true", "placing servers apart from workers by this key is"));
@@ -482,7 +510,16 @@ std::vector<Key> MakeKeys() {
   add(DurationKey("timeouts.start", GRADWIRE_FIELD(timeouts.start_ms)));
   add(DurationKey("timeouts.stall_warn", GRADWIRE_FIELD(timeouts.stall_warn_ms)));
   add(DurationKey("timeouts.stall_stop", GRADWIRE_FIELD(timeouts.stall_stop_ms)));
-  add(FutureKey("timeouts.heartbeat", "auto", "setting the heartbeat's interval is"));
+  add(ScalarKey(
+      "timeouts.heartbeat", false, "auto or a time from 1ms to 1h (with ms, s, m or h)",
+      GRADWIRE_FIELD(timeouts.heartbeat_ms),
+      [](const std::string& text, int& member) {
+        const auto time = text == "auto" ? Result<int>(0) : ParseDuration(text);
+        if (!time.ok() || (*time < 1 && text != "auto") || *time > 3600 * 1000) return false;
+        member = *time;
+        return true;
+      },
+      [](int member) { return member == 0 ? "auto" : FormatDuration(member); }));
   add(DurationKey("timeouts.dead_after", GRADWIRE_FIELD(timeouts.dead_after_ms)));
 
   add(ScalarKey(
@@ -494,7 +531,13 @@ std::vector<Key> MakeKeys() {
         return parsed.ok();
       },
       FormatLogLevel));
-  add(FutureKey("log.format", "text", "other formats of the log are"));
+  add(ScalarKey(
+      "log.format", false, "text or json", GRADWIRE_FIELD(log.format),
+      [](const std::string& text, LogFormat& format) {
+        format = text == "json" ? LogFormat::kJson : LogFormat::kText;
+        return text == "json" || text == "text";
+      },
+      [](LogFormat format) { return format == LogFormat::kJson ? "json" : "text"; }));
 
   add(FutureKey("metrics.listen", "", "metrics are"));
   add(FutureKey("trace.dir", "", "traces are"));

@@ -326,6 +326,7 @@ class InprocLoop final : public Loop {
   }
 
   Status Send(PeerId to, const Header& header, Payload payload) override;
+  std::string SenderAddress() override { return {}; }
 
   void Post(Task task) override {
     Event event;
@@ -388,7 +389,7 @@ class InprocLoop final : public Loop {
   std::vector<Connection> connections_;                      // by peer - 1
   std::unordered_map<PeerId, std::shared_ptr<Link>> peers_;  // that have sent something here
   TimerQueue timers_;
-  Clock::time_point last_refusal_log_{};
+  LogLimiter refusal_log_;
 };
 
 Status InprocLoop::Send(PeerId to, const Header& header, Payload payload) {
@@ -516,11 +517,12 @@ void InprocLoop::Receive(Event event) {
     return;
   }
   const std::uint64_t refused = refused_messages_.fetch_add(1, std::memory_order_relaxed) + 1;
-  const Clock::time_point now = Clock::now();
-  if (refused != 1 && now - last_refusal_log_ < std::chrono::seconds(1)) return;
-  last_refusal_log_ = now;
-  LogWarn("{}: refused a message from peer {:#x}: {} ({} so far)", thread_name_, end.peer,
-          header.status().message(), refused);
+  if (const auto suppressed = refusal_log_.Admit()) {
+    LogWarn("transport", "refused a message",
+            {Field("loop", thread_name_), Field("peer", fmt::format("{:#x}", end.peer)),
+             Field("reason", header.status().message()), Field("suppressed", *suppressed),
+             Field("so_far", refused)});
+  }
 }
 
 void InprocLoop::Stop(int linger_ms) {

@@ -74,6 +74,11 @@ class Loop {
   /// Errors: Unavailable if the peer is not there (the message is dropped and its owner released).
   virtual Status Send(PeerId to, const Header& header, Payload payload) = 0;
 
+  /// Where the message comes from that OnMessage is handling: the other end's address without its
+  /// port ("10.0.0.3"), empty where the transport has none (ipc, in process).
+  /// Threads: the loop's, inside of OnMessage only.
+  virtual std::string SenderAddress() = 0;
+
   /// Runs the task on the loop's thread, in order of posting. Threads: any. Tasks posted after Stop
   /// are dropped.
   virtual void Post(Task task) = 0;

@@ -44,8 +44,6 @@ constexpr int kNeverMs = 3'600'000;
 constexpr int kConnectTimeoutMs = 5000;
 /// Messages read from one socket before the next one has its turn.
 constexpr int kBatch = 32;
-/// Refusals are logged once in this time.
-constexpr std::chrono::seconds kLogInterval{1};
 
 /// Listening peers carry ZeroMQ's number of the connection, connecting peers count from 1.
 constexpr PeerId kListeningSide = PeerId{1} << 63;
@@ -195,6 +193,7 @@ class ZmqLoop final : public Loop {
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
   Status Send(PeerId to, const Header& header, Payload payload) override;
+  std::string SenderAddress() override;
   void Post(Task task) override;
   void PostAfter(int delay_ms, Task task) override;
   void Stop(int linger_ms) override;
@@ -257,7 +256,7 @@ class ZmqLoop final : public Loop {
   std::vector<pollfd> poll_;
   zmq_msg_t frame_;  // the frame being read
   std::uint64_t next_monitor_ = 0;
-  Clock::time_point last_refusal_log_{};
+  LogLimiter refusal_log_;
 };
 
 // ---- Addresses ---------------------------------------------------------------------------------
@@ -524,11 +523,11 @@ void ZmqLoop::DropRest(void* socket, zmq_msg_t* last) {
 
 void ZmqLoop::Refuse(PeerId from, std::string_view reason) {
   const std::uint64_t refused = refused_messages_.fetch_add(1, std::memory_order_relaxed) + 1;
-  const Clock::time_point now = Clock::now();
-  if (refused != 1 && now - last_refusal_log_ < kLogInterval) return;
-  last_refusal_log_ = now;
-  LogWarn("{}: refused a message from peer {:#x}: {} ({} so far)", thread_name_, from, reason,
-          refused);
+  if (const auto suppressed = refusal_log_.Admit()) {
+    LogWarn("transport", "refused a message",
+            {Field("loop", thread_name_), Field("peer", fmt::format("{:#x}", from)),
+             Field("reason", reason), Field("suppressed", *suppressed), Field("so_far", refused)});
+  }
 }
 
 /// Reads a message and hands it to the handler. False if there is none.
@@ -570,6 +569,12 @@ bool ZmqLoop::ReadMessage(void* socket, PeerId from) {
     handler_->OnMessage(from, *header, std::move(payload));
   }
   return true;
+}
+
+std::string ZmqLoop::SenderAddress() {
+  // The header's frame is still there; every frame of a message knows where it came from.
+  const char* address = zmq_msg_gets(&frame_, "Peer-Address");
+  return address == nullptr ? "" : address;
 }
 
 bool ZmqLoop::ReadSockets() {

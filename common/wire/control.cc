@@ -365,6 +365,8 @@ std::vector<std::byte> Serialize(const Hello& hello) {
     setting.set_value(value);
   }
   for (const std::string& address : hello.lane_addresses) message.add_lane_addresses(address);
+  message.set_host(hello.host);
+  message.set_pid(hello.pid);
   return SerializeMessage(message);
 }
 
@@ -404,6 +406,9 @@ Result<Hello> ParseHello(ByteView bytes) {
                   address.size(), 1, kMaxNameBytes));
     hello.lane_addresses.push_back(address);
   }
+  GRADWIRE_RETURN_IF_ERROR(CheckText("hello.host", message.host().size(), 0, kMaxNameBytes));
+  hello.host = message.host();
+  hello.pid = message.pid();
   return hello;
 }
 

@@ -28,6 +28,8 @@ struct Hello {
   std::uint64_t incarnation = 0;
   std::map<std::string, std::string> shared_config;
   std::vector<std::string> lane_addresses;  // servers only: where its lanes listen
+  std::string host;                         // name of the sender's host, for messages to people
+  std::uint64_t pid = 0;                    // the sender's process there, likewise
 
   friend bool operator==(const Hello&, const Hello&) = default;
 };

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <set>
 #include <string>
 #include <thread>
@@ -295,6 +296,38 @@ TEST_CASE("ids of lives are never 0 and never the same", "[base][unit]") {
   for (int i = 0; i < 100; ++i) ids.insert(RandomId());
   REQUIRE(ids.size() == 100);
   REQUIRE(ids.count(0) == 0);
+}
+
+TEST_CASE("a log line is one line, whatever it is told", "[base][unit]") {
+  const auto text = [](std::string_view message, std::initializer_list<LogField> fields) {
+    return FormatLogLine(LogFormat::kText, "lane", message, fields);
+  };
+  REQUIRE(text("refused", {}) == "lane: refused");
+  REQUIRE(text("refused", {Field("rank", 3), Field("why", "too late"), Field("who", "")}) ==
+          "lane: refused rank=3 why=\"too late\" who=\"\"");
+  REQUIRE(text("a\nb\x01", {Field("text", "say \"x\"=\\\n")}) ==
+          "lane: a\\nb\\u0001 text=\"say \\\"x\\\"=\\\\\\n\"");
+  const auto json = [](std::string_view message, std::initializer_list<LogField> fields) {
+    return FormatLogLine(LogFormat::kJson, "lane", message, fields);
+  };
+  REQUIRE(json("it \"is\"", {Field("rank", 3), Field("share", 0.5), Field("who", "w 1")}) ==
+          R"("component":"lane","message":"it \"is\"","rank":3,"share":0.5,"who":"w 1")");
+  // JSON has no NaN, and what is no UTF-8 would make the whole line unreadable.
+  REQUIRE(json("x", {Field("loss", std::numeric_limits<double>::quiet_NaN())}) ==
+          R"("component":"lane","message":"x","loss":"nan")");
+  REQUIRE(json("\xff\xc3\xa9\xc3", {}) ==
+          "\"component\":\"lane\",\"message\":\"\\ufffd\xc3\xa9\\ufffd\"");
+}
+
+TEST_CASE("a limited log counts what it suppresses", "[base][unit]") {
+  LogLimiter limiter(std::chrono::milliseconds(100));
+  const LogLimiter::Clock::time_point start{};
+  const auto at = [&](int ms) { return limiter.Admit(start + std::chrono::milliseconds(ms)); };
+  REQUIRE(at(0) == 0U);
+  REQUIRE(!at(1));
+  REQUIRE(!at(99));
+  REQUIRE(at(100) == 2U);
+  REQUIRE(at(300) == 0U);
 }
 
 TEST_CASE("log levels have names, and a library is quiet until it is asked", "[base][unit]") {

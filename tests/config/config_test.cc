@@ -64,7 +64,7 @@ TEST_CASE("every kind of key is read from YAML", "[config][unit]") {
   const Config config = Parsed(R"yaml(
 job:         {id: run-7, workers: 4, servers: 2, seed: 18446744073709551615}
 endpoint:    tcp://ps.example:5701
-server:      {bind: 0.0.0.0, advertise: ps.example, lanes: 3, threads: 2}
+server:      {bind: 0.0.0.0, advertise: ps.example, interface: eth1.5, port_range: 6000-6100, lanes: 3, threads: 2}
 worker:      {threads: 0}
 partition:   {bytes: 4MB, fuse_below: 0, credit: 1MiB}
 compression:
@@ -82,15 +82,15 @@ match:
     onebit, feedback : ef
   }
 }
-timeouts:    {start: 2m, stall_warn: 500ms, stall_stop: 1h, dead_after: 3s}
-log:         {level: warn}
+timeouts:    {start: 2m, stall_warn: 500ms, stall_stop: 1h, heartbeat: 250ms, dead_after: 3s}
+log:         {level: warn, format: json}
 security:    {insecure: true}
 plan:        saved.plan
 )yaml");
   Config expected;
   expected.job = {"run-7", 4, 2, 18446744073709551615ULL};
   expected.endpoint = "tcp://ps.example:5701";
-  expected.server = {"0.0.0.0", "ps.example", 3, 2};
+  expected.server = {"0.0.0.0", "ps.example", "eth1.5", {6000, 6100}, 3, 2};
   expected.worker.threads = 0;
   expected.partition = {4000000, 0, 1048576};
   expected.compression.uplink = {{"topk", {{"ratio", "0.01"}, {"value", "fp32"}}},
@@ -104,7 +104,8 @@ plan:        saved.plan
   expected.compression.rules = {{"*.bias", none, none},
                                 {"embed*", top_thousandth, std::nullopt},
                                 {"head", std::nullopt, onebit}};
-  expected.timeouts = {120000, 500, 3600000, 3000};
+  expected.timeouts = {120000, 500, 3600000, 250, 3000};
+  expected.log.format = LogFormat::kJson;
   expected.log.level = LogLevel::kWarn;
   expected.security.insecure = true;
   expected.plan = "saved.plan";
@@ -124,6 +125,19 @@ TEST_CASE("a value that does not parse is refused with line, key, text and range
         "job.yaml:1: server.threads is 'many', expected auto or a whole number from 0 to 1024");
   CHECK(Refusal("log: {level: loud}") ==
         "job.yaml:1: log.level is 'loud', expected one of trace, debug, info, warn, error, off");
+  CHECK(Refusal("log: {format: xml}") == "job.yaml:1: log.format is 'xml', expected text or json");
+  for (const char* range : {"6000", "6000-", "-6000", "6100-6000", "0-5", "6000-65536", "a-b"}) {
+    CHECK(Refusal(fmt::format("server: {{port_range: '{}'}}", range)) ==
+          fmt::format("job.yaml:1: server.port_range is '{}', expected FIRST-LAST such as "
+                      "20000-20100, or ''",
+                      range));
+  }
+  CHECK(Refusal("server: {interface: sixteen-letters-}") ==
+        "job.yaml:1: server.interface is 'sixteen-letters-', expected the name of a network "
+        "interface, or ''");
+  CHECK(Refusal("timeouts: {heartbeat: 0s}") ==
+        "job.yaml:1: timeouts.heartbeat is '0s', expected auto or a time from 1ms to 1h (with ms, "
+        "s, m or h)");
   CHECK(Refusal("security: {insecure: yes}") ==
         "job.yaml:1: security.insecure is 'yes', expected true or false");
   CHECK(Refusal("endpoint: 127.0.0.1:5701") ==
@@ -229,12 +243,6 @@ TEST_CASE("what is no configuration is refused with a line", "[config][unit]") {
 
 TEST_CASE("keys of features that do not exist take their off value only", "[config][unit]") {
   const std::vector<std::pair<std::string, std::string>> refused = {
-      {"server: {interface: eth0}",
-       "server.interface is 'eth0', but choosing a network interface by name is not available yet; "
-       "the only value is ''"},
-      {"server: {port_range: 6000-6100}",
-       "server.port_range is '6000-6100', but a range of ports for lanes is not available yet; the "
-       "only value is ''"},
       {"server: {colocated: false}",
        "server.colocated is 'false', but placing servers apart from workers by this key is not "
        "available yet; the only value is true"},
@@ -253,13 +261,6 @@ TEST_CASE("keys of features that do not exist take their off value only", "[conf
        "plugins is a list, but plug-ins are not available yet; the only value is []"},
       {"plugins: a.so",
        "plugins is 'a.so', but plug-ins are not available yet; the only value is []"},
-      {"timeouts: {heartbeat: 2s}",
-       "timeouts.heartbeat is '2s', but setting the heartbeat's interval is not available yet; the "
-       "only value is auto"},
-      {"log: {format: json}",
-       "log.format is 'json', but other formats of the log are not available yet; the only value "
-       "is "
-       "text"},
       {"metrics: {listen: \"127.0.0.1:0\"}",
        "metrics.listen is '127.0.0.1:0', but metrics are not available yet; the only value is ''"},
       {"trace: {dir: /tmp}",
@@ -429,7 +430,7 @@ Config Different() {
   return Parsed(R"yaml(
 job:         {id: other, workers: 7, servers: 3, seed: 9}
 endpoint:    tcp://10.1.2.3:1
-server:      {bind: 10.1.2.3, advertise: me, lanes: 2, threads: 5}
+server:      {interface: eth1, port_range: 7-9, bind: 10.1.2.3, advertise: me, lanes: 2, threads: 5}
 worker:      {threads: 6}
 partition:   {bytes: 80KiB, fuse_below: 12345, credit: 3MB}
 compression:
@@ -440,8 +441,8 @@ compression:
   rules:
     - {match: 'a "quoted" \ name, {with}: #all', compressor: onebit, feedback: off}
     - {match: "b?", downlink: {compressor: topk, k: 3}}
-timeouts:    {start: 1ms, stall_warn: 2ms, stall_stop: 3ms, dead_after: 90m}
-log:         {level: trace}
+timeouts:    {start: 1ms, stall_warn: 2ms, stall_stop: 3ms, heartbeat: 7ms, dead_after: 90m}
+log:         {level: trace, format: json}
 security:    {insecure: true}
 plan:        "some path/with: marks"
 )yaml");

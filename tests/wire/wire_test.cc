@@ -82,6 +82,8 @@ Hello ExampleHello() {
   hello.incarnation = kMax64;
   hello.shared_config = {{"compression.uplink", "onebit"}, {"job.seed", ""}, {"\xff\xfe", "\x80"}};
   hello.lane_addresses = {"tcp://10.0.0.1:5701", "tcp://10.0.0.1:5702"};
+  hello.host = "node-3";
+  hello.pid = kMax64;
   return hello;
 }
 

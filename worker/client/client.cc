@@ -1042,8 +1042,9 @@ void ClientImpl::DecodeUnit(UnitWork& work) {
       ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ",
                            LoadLe<std::uint32_t>(work.reply.bytes.data() + i));
     }
-    LogWarn("{}, step {}: not finite on rank(s) {}; every rank gets NaN", Name(*work.plan, unit),
-            work.step, ranks.empty() ? "none (the sum overflows)" : ranks);
+    LogWarn("client", "void round: not finite, every rank gets NaN",
+            {Field("unit", Name(*work.plan, unit)), Field("step", work.step),
+             Field("ranks", ranks.empty() ? "none (the sum overflows)" : ranks)});
   } else if (work.downlink == nullptr) {
     if (work.reply.size() == unit.raw_bytes()) {
       ScatterBytes(unit, work.reply.bytes.data(), work.memory);
@@ -1171,7 +1172,7 @@ Status ClientImpl::Wait(const Handle& handle) {
         "tensor '{}' on rank {} has waited {:.1f} s: {}", plan_->tensors[handle.tensor.index].name,
         rank_, std::chrono::duration<double>(Clock::now() - start).count(), DescribeWait(tensor));
     if (until < start + stop) {
-      LogWarn("{}", text);
+      LogWarn("client", text);
       warned = true;
       continue;
     }
@@ -1279,7 +1280,7 @@ void ClientImpl::FailWith(Status status, bool tell) {
     const std::lock_guard lock(mu_);
     if (!error_.ok()) return;
   }
-  LogError("rank {}: {}", rank_, status.ToString());
+  LogError("client", status.message(), {Field("rank", rank_)});
   if (tell) {
     std::size_t count = 0;
     {

@@ -90,7 +90,7 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
 }
 
 int Fail(const Status& status, int exit_code) {
-  LogError("{}", status.ToString());
+  LogError("trainer", status.message());
   return exit_code;
 }
 
@@ -177,7 +177,7 @@ Status WriteJson(std::string path, const RunSummary& run) {
 }
 
 int Main(int argc, char** argv) {
-  InitLog(LogLevel::kInfo, "worker");
+  InitLog(LogLevel::kInfo, LogFormat::kText, "worker");
   Arguments arguments;
   CLI::App app("Trains a small network on Fashion-MNIST through Gradwire.", "gradwire-train");
   AddOptions(app, arguments);
@@ -192,7 +192,7 @@ int Main(int argc, char** argv) {
   if (arguments.standalone) config->job.workers = 1;
   const Result<std::uint32_t> rank = FindRank(arguments, *config);
   if (!rank.ok()) return Fail(rank.status(), kExitUsage);
-  InitLog(config->log.level, fmt::format("worker/{}", *rank));
+  InitLog(config->log.level, config->log.format, fmt::format("worker/{}", *rank));
 
   const Result<Dataset> train =
       LoadFashionMnist(arguments.data_dir, Split::kTrain, arguments.train_limit);
