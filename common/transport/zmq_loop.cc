@@ -42,6 +42,8 @@ constexpr milliseconds kLastRetry{1000};
 /// instead would drop what was received and not yet read, such as the reason for the cut.)
 constexpr int kNeverMs = 3'600'000;
 constexpr int kConnectTimeoutMs = 5000;
+/// A connection that has not finished ZeroMQ's handshake by then is closed.
+constexpr int kHandshakeMs = 5000;
 /// Messages read from one socket before the next one has its turn.
 constexpr int kBatch = 32;
 
@@ -317,13 +319,19 @@ void ZmqLoop::SetOptions(void* socket, std::string_view address) {
   const auto max_bytes = static_cast<std::int64_t>(
       std::min<std::size_t>(options_.max_message_bytes, std::numeric_limits<std::int64_t>::max()));
   zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_bytes, sizeof(max_bytes));
+  set(ZMQ_HANDSHAKE_IVL,
+      options_.dead_after_ms > 0 ? std::min(options_.dead_after_ms, kHandshakeMs) : kHandshakeMs);
   if (options_.dead_after_ms > 0) {
-    // A ping goes out in every third of the time; the answer has the other two.
-    const int interval = std::max(1, options_.dead_after_ms / 3);
+    // ZeroMQ's own thread pings after every quarter of the time and takes half of it without a
+    // whole message for silence: the connection is closed before the protocol above gives up, and
+    // there is time to make a new one. Both sides do so, each by its own clock.
+    const int interval = std::max(1, options_.dead_after_ms / 4);
     set(ZMQ_HEARTBEAT_IVL, interval);
-    set(ZMQ_HEARTBEAT_TIMEOUT, std::max(1, options_.dead_after_ms - interval));
-    set(ZMQ_HEARTBEAT_TTL, std::clamp(options_.dead_after_ms, 100, 6553500));
-    set(ZMQ_HANDSHAKE_IVL, options_.dead_after_ms);
+    set(ZMQ_HEARTBEAT_TIMEOUT, std::max(1, options_.dead_after_ms / 2));
+    // What a ping tells the other side: how long it may hear nothing from here. In steps of
+    // 100 ms; where those are too coarse to hold a lost ping the timeout has to do.
+    const int ttl = std::min(options_.dead_after_ms / 4 * 3, 6'553'500) / 100 * 100;
+    set(ZMQ_HEARTBEAT_TTL, ttl >= 2 * interval ? ttl : 0);
   }
   set(ZMQ_TCP_KEEPALIVE, 1);
   set(ZMQ_TCP_KEEPALIVE_IDLE, 30);

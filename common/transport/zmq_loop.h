@@ -10,7 +10,8 @@ namespace gradwire {
 struct ZmqLoopOptions {
   /// Frames larger than this end the connection that sends them.
   std::size_t max_message_bytes = std::size_t{1} << 31;
-  /// A silent peer is taken for lost after this long; 0: never.
+  /// The protocol above gives a silent peer up after this long; its connection is closed on both
+  /// sides within 3/4 of it, so that there is time to make a new one. 0: never.
   int dead_after_ms = 10000;
 };
 
