@@ -216,6 +216,7 @@ class LaunchTest(unittest.TestCase):
             found = self.variables(f"rank.{rank:02d}")
             endpoint = found.pop("GRADWIRE_ENDPOINT")
             self.assertRegex(endpoint, r"^tcp://127\.0\.0\.1:[1-9]\d+$")
+            self.assertRegex(found.pop("GRADWIRE_JOB_ID"), r"^local-\d{8}-\d{6}-\d+$")
             self.assertEqual(found, {
                 "GRADWIRE_RANK": str(rank), "GRADWIRE_ROLE": "worker",
                 "GRADWIRE_CONFIG": str(config), "GRADWIRE_JOB_WORKERS": "2",
@@ -231,13 +232,13 @@ class LaunchTest(unittest.TestCase):
                                    "gradwire-train", "wait=server.0", "wait=server.1", "environment",
                                    "goodbye")
         self.assertEqual(code, 0, err)
-        endpoint = self.variables()["GRADWIRE_ENDPOINT"]
+        endpoint, job = (self.variables()[name] for name in ("GRADWIRE_ENDPOINT", "GRADWIRE_JOB_ID"))
         for index in (0, 1):
             save = ["--save-plan", str(self.logs / "server.00" / "plan")] if index == 0 else []
             self.assertEqual(
                 self.log(f"server.{index:02d}").split()[2:],
                 ["--config", str(config), "--index", str(index), "--set", "log.level=debug", "--set",
-                 "job.workers=1", "--set", "job.servers=2", "--set", f"endpoint={endpoint}", *save])
+                 f"job.id={job}", "--set", "job.workers=1", "--set", "job.servers=2", "--set", f"endpoint={endpoint}", *save])
 
     def test_the_command_line_goes_before_the_environment_and_that_before_the_file(self):
         (self.scratch / "job.yaml").write_text("job: {workers: 2, servers: 2}\n")
@@ -247,6 +248,28 @@ class LaunchTest(unittest.TestCase):
         self.assertEqual(code, 0, err)
         self.assertEqual(self.variables()["GRADWIRE_JOB_WORKERS"], "1")
         self.assertEqual(self.variables()["GRADWIRE_JOB_SERVERS"], "3")
+
+    def test_a_job_without_an_id_gets_its_own_and_an_id_that_was_set_is_kept(self):
+        (self.scratch / "job.yaml").write_text("job: {id: from-file}\n")
+        for arguments, extra, expected in (
+                ((), {}, "local-[0-9]{8}-[0-9]{6}-[0-9]+"), (("--config", "job.yaml"), {}, "from-file"),
+                (("--config", "job.yaml"), {"GRADWIRE_JOB_ID": "from-environment"}, "from-environment"),
+                (("--set", "job.id=from-line"), {"GRADWIRE_JOB_ID": "from-environment"}, "from-line")):
+            code, _, err = self.launch(*arguments, "--", "gradwire-train", "environment", "goodbye",
+                                       **extra)
+            self.assertEqual(code, 0, err)
+            self.assertRegex(self.variables()["GRADWIRE_JOB_ID"], f"^{expected}$")
+
+    def test_an_endpoint_of_ipv6_is_kept(self):
+        try:
+            with socket.socket(socket.AF_INET6) as probe:
+                probe.bind(("::1", 0))
+        except OSError as error:
+            self.skipTest(f"no IPv6 here: {error}")
+        code, _, err = self.launch("--set", "endpoint=tcp://[::1]:0", "--", "gradwire-train",
+                                   "environment", "goodbye")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(self.variables()["GRADWIRE_ENDPOINT"], r"^tcp://\[::1\]:[1-9]\d+$")
 
     def test_port_0_means_a_free_port(self):
         launcher = subprocess.run(
@@ -310,6 +333,18 @@ class LaunchTest(unittest.TestCase):
         self.assertIn("    | rank 1: out of luck\n", err)
         self.assertIn("ending server 0, rank 0, rank 2, still running after the failure", err)
         self.assert_nothing_left()
+
+    def test_the_first_error_of_the_first_to_fail_is_shown_if_the_last_lines_do_not_hold_it(self):
+        line = "2026-01-02T03:04:05.678Z error worker/0 client: the cause key=1"
+        for first in (line, '{"time":"2026-01-02T03:04:05.678Z","level":"error","message":"the cause"}'):
+            code, _, err = self.launch(
+                *SHORT_GRACE, "--", "sh", "-c", 'echo "an error " >&2; echo "$0" >&2; for i in $(seq 20); '
+                'do echo line $i >&2; done; exit 7', first)
+            self.assertEqual(code, 1)
+            self.assertIn(f"its first error: {first}\n", err)
+        code, _, err = self.launch(*SHORT_GRACE, "--", "sh", "-c", 'echo "$0" >&2; exit 7', line)
+        self.assertNotIn("its first error", err)
+        self.assertIn(f"    | {line}\n", err)
 
     def test_a_child_ended_by_a_signal_is_named_with_the_signal(self):
         code, _, err = self.launch(*SHORT_GRACE, "--workers", "2", "--", "gradwire-train",
