@@ -125,7 +125,7 @@ class ProcessTest(unittest.TestCase):
         self.assertEqual(survivor.wait(), 5, survivor.errors)
         self.assertEqual(server.wait(), 5, server.errors)
         for process in (survivor, server):
-            self.assertIn("worker 1 is lost", process.errors)
+            self.assertRegex(process.errors, r"worker 1 (at [0-9.]+ \(host .*\) )?is lost")
 
     def test_a_missing_worker_is_named_when_the_start_deadline_passes(self):
         settings = ["--set", "job.workers=2", "--set", f"endpoint=tcp://127.0.0.1:{free_port()}",

@@ -60,6 +60,9 @@ class Client {
   static Result<std::unique_ptr<Client>> Connect(const Config& config, std::uint32_t rank,
                                                  std::unique_ptr<Loop> loop);
 
+  /// Closes. With push-pulls still in flight it gives them up instead, and the job ends with an
+  /// error that says so: nobody waits for a process that is on its way out. Returns once their
+  /// memory is not read any more (bounded; logged if somebody still does).
   virtual ~Client() = default;
 
   virtual std::uint32_t rank() const = 0;
@@ -73,12 +76,15 @@ class Client {
   /// Pushes `input` and pulls the average (or sum) over all workers into `output`. Returns at once.
   /// Shapes: both num_elements * SizeOf(dtype) bytes, in the tensor's dtype.
   /// Members of a fused unit leave when all of them are there, or at EndStep.
-  /// Errors: InvalidArgument for a wrong size or a tensor already in flight; the job's error.
+  /// Errors: InvalidArgument for a wrong size, an unknown tensor or one that is already in flight:
+  /// then nothing is sent and the job goes on. Timeout if the round of two steps ago is not
+  /// answered within timeouts.stall_stop; the job's error.
   virtual Result<Handle> PushPullAsync(TensorId tensor, ByteView input, MutableBytes output) = 0;
 
   /// Blocks until the push-pull has completed. A round that was not finite completes with NaN in
   /// every element and is counted.
-  /// Errors: Timeout after timeouts.stall_stop, naming tensor and what is missing; the job's error.
+  /// Errors: Timeout after timeouts.stall_stop, naming tensor and what is missing; the job's error
+  /// (Unavailable, naming the server, if one is lost). What had completed before stays completed.
   virtual Status Wait(const Handle& handle) = 0;
   /// True once Wait would return at once.
   virtual bool Poll(const Handle& handle) = 0;
@@ -95,7 +101,13 @@ class Client {
   /// Blocks until every worker has called it.
   virtual Status Barrier() = 0;
 
-  /// Says goodbye and waits for the answer; later calls fail. Also done by the destructor.
+  /// Waits for what is in flight, as Wait does, then says goodbye to every lane and waits for the
+  /// answers. Later calls fail with InvalidArgument, except Wait and Poll; Close itself gives its
+  /// first result again.
+  /// Errors: InvalidArgument if something in flight can never go out (a member of a fused unit that
+  /// no EndStep has sent); Timeout or Unavailable if the goodbye is not acknowledged within
+  /// timeouts.dead_after, naming server, lane and address; the job's error. In flight is then
+  /// nothing: the handles have completed with an error.
   virtual Status Close() = 0;
 
   virtual const Plan& plan() const = 0;

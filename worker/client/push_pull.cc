@@ -1,0 +1,509 @@
+// Units: from the caller's memory through encoder, window and reply back into it.
+
+#include <cstring>
+
+#include "common/base/log.h"
+#include "worker/client/client_impl.h"
+
+namespace gradwire {
+
+Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableBytes output) {
+  std::unique_lock lock(mu_);
+  if (closing_) return InvalidArgument("PushPullAsync after Close");
+  if (!error_.ok()) return error_;
+  if (id.index >= tensors_.size()) {
+    return InvalidArgument(
+        fmt::format("tensor id {} is unknown, {} are declared", id.index, tensors_.size()));
+  }
+  Tensor& tensor = *tensors_[id.index];
+  const std::shared_ptr<const Plan> plan = plan_;  // another may come while this waits
+  const TensorDeclaration& declared = plan->tensors[id.index];
+  const std::size_t bytes = declared.num_elements() * SizeOf(declared.dtype);
+  if (input.size() != bytes || output.size() != bytes) {
+    return InvalidArgument(fmt::format(
+        "tensor '{}': input is {} bytes and output {}, expected {} ({} x {})", declared.name,
+        input.size(), output.size(), bytes, declared.num_elements(), DTypeName(declared.dtype)));
+  }
+  const auto misaligned = [&](const std::byte* p) {
+    return reinterpret_cast<std::uintptr_t>(p) % SizeOf(declared.dtype) != 0;
+  };
+  if (misaligned(input.data()) || misaligned(output.data())) {
+    return InvalidArgument(fmt::format("tensor '{}': its memory is not aligned to its {} elements",
+                                       declared.name, DTypeName(declared.dtype)));
+  }
+  if (tensor.in_flight) {
+    return InvalidArgument(
+        fmt::format("tensor '{}' on rank {} is already in flight: wait for its "
+                    "handle before it is pushed again",
+                    declared.name, rank_));
+  }
+  // A unit whose next step has ended has no room for a third.
+  const auto has_no_room = [&](const auto& part) { return units_[part.first]->next_ended; };
+  const auto has_room = [&] {
+    return closing_ || std::none_of(tensor.parts.begin(), tensor.parts.end(), has_no_room);
+  };
+  if (!has_room()) {
+    GRADWIRE_RETURN_IF_ERROR(Await(lock, has_room, [&] {
+      const auto part = std::find_if(tensor.parts.begin(), tensor.parts.end(), has_no_room);
+      return fmt::format("tensor '{}': the round of two steps ago is not answered: {}",
+                         declared.name, DescribeUnitWait(*units_[part->first]));
+    }));
+    if (closing_) return InvalidArgument("PushPullAsync after Close");
+  }
+
+  stats_.raw_push_bytes += bytes;
+  stats_.raw_pull_bytes += bytes;
+  const Handle handle{id, ++tensor.generation};
+  if (tensor.parts.empty()) return handle;  // no elements: done
+  tensor.in_flight = true;
+  tensor.outcome = Status();
+  ++in_flight_;
+  tensor.units_left = static_cast<std::uint32_t>(tensor.parts.size());
+  tensor.held = BlobRef(tensor.memory.get());
+  const std::size_t size = SizeOf(declared.dtype);
+  for (const auto& [key, m] : tensor.parts) {
+    UnitWork& work = *units_[key];
+    const std::size_t offset = work.unit->members[m].tensor_offset * size;
+    const MemberMemory memory{input.data() + offset, output.data() + offset};
+    if (work.state == UnitState::kGathering) {
+      work.memory[m] = memory;
+      if (work.members_here++ == 0) work.step = step_;
+      if (work.members_here == work.unit->members.size()) MakeReady(work);
+    } else {
+      work.next_memory[m] = memory;
+      if (work.next_members_here++ == 0) work.next_step = step_;
+    }
+  }
+  return handle;
+}
+
+Status ClientImpl::EndStep() {
+  const std::lock_guard lock(mu_);
+  if (closing_) return InvalidArgument("EndStep after Close");
+  if (!error_.ok()) return error_;
+  ++step_;
+  for (const auto& work : units_) {
+    if (work->state == UnitState::kGathering) {
+      if (work->members_here > 0) MakeReady(*work);
+    } else if (work->next_members_here > 0) {
+      work->next_ended = true;
+    }
+  }
+  return Status::Ok();
+}
+
+Status ClientImpl::PrepareUnit(UnitWork& work) {
+  const Unit& unit = *work.unit;
+  work.phase = unit.PhaseAt(work.step);
+  if (work.prepared_phase == work.phase) return Status::Ok();
+  const Phase& phase = unit.phases[work.phase];
+  work.uplink = nullptr;
+  work.downlink = nullptr;
+  work.residual = nullptr;
+  if (!IsTypedReduction(unit, work.phase)) {
+    // `none` of fp32, fp16 and bf16 is the memory itself; fp64 that meets a compressor is
+    // converted.
+    const auto is_raw = [&](const std::string& spec) {
+      return spec == "none" && unit.dtype != DType::kFloat64;
+    };
+    if (!is_raw(phase.uplink)) {
+      const auto codec = codecs_.Get(phase.uplink);
+      if (!codec.ok()) return codec.status();
+      work.uplink = *codec;
+    }
+    if (!is_raw(phase.downlink)) {
+      const auto codec = codecs_.Get(phase.downlink);
+      if (!codec.ok()) return codec.status();
+      work.downlink = *codec;
+    }
+    if (phase.uplink_feedback && work.uplink != nullptr) {
+      const auto residual = residuals_.Get(unit.key, RangesOf(*work.plan, unit), *work.uplink);
+      if (!residual.ok()) return residual.status();
+      GRADWIRE_RETURN_IF_ERROR(residuals_.ChangeCodec(unit.key, *work.uplink));
+      work.residual = *residual;
+    }
+  }
+  work.prepared_phase = work.phase;
+  return Status::Ok();
+}
+
+void ClientImpl::MakeReady(UnitWork& work) {
+  if (const Status status = PrepareUnit(work); !status.ok()) {
+    PostFail(status);
+    return;
+  }
+  const Unit& unit = *work.unit;
+  work.nonfinite = false;
+  work.receipted = false;
+  const bool one_tensor = unit.members.size() == 1;
+  if (unit.op == ReduceOp::kBroadcast && !tensors_[unit.members[0].tensor]->is_broadcast_root) {
+    work.payload = {};
+  } else if (work.uplink == nullptr && one_tensor) {
+    // Straight from the caller's memory.
+    work.payload = {tensors_[unit.members[0].tensor]->held,
+                    ByteView(work.memory[0].input, unit.raw_bytes())};
+    if (unit.op == ReduceOp::kBroadcast) work.memory[0].output = nullptr;  // the root has it
+  } else {
+    work.state = UnitState::kReady;
+    ready_.Push({unit.priority, unit.key});
+    ScheduleEncode();
+    return;
+  }
+  work.state = UnitState::kSendable;
+  servers_[unit.server].sendable.Push({unit.priority, unit.key});
+  ScheduleSend();
+}
+
+void ClientImpl::ScheduleEncode() {
+  const int most = std::max(executor_->concurrency(), 1);
+  while (encoders_ < most && static_cast<std::size_t>(encoders_) < ready_.size()) {
+    ++encoders_;
+    if (executor_->concurrency() == 0) {
+      loop_->Post([this] { RunEncoder(); });
+    } else {
+      executor_->Post([this] { RunEncoder(); });
+    }
+  }
+}
+
+void ClientImpl::ScheduleSend() {
+  if (send_posted_) return;
+  send_posted_ = true;
+  loop_->Post([this] {
+    {
+      const std::lock_guard lock(mu_);
+      send_posted_ = false;
+    }
+    SendPump();
+  });
+}
+
+void ClientImpl::RunEncoder() {
+  std::unique_lock lock(mu_);
+  while (!ready_.empty() && error_.ok()) {
+    UnitWork& work = *units_[ready_.Top().key];
+    const std::size_t bound = work.uplink != nullptr
+                                  ? work.uplink->MaxEncodedSize(work.unit->num_elements)
+                                  : work.unit->raw_bytes();
+    if (!encoded_.Admits(bound)) break;  // a receipt calls again
+    ready_.Pop();
+    encoded_.Take(bound);
+    work.token_bytes = bound;
+    work.state = UnitState::kEncoding;
+    lock.unlock();
+    EncodeUnit(work);
+    lock.lock();
+    if (!work.outcome.ok()) PostFail(work.outcome);
+    if (!error_.ok() || !work.outcome.ok()) {
+      ReleaseList released;
+      RetireUnit(work, work.outcome.ok() ? error_ : work.outcome, released);
+      lock.unlock();
+      released.Drop();
+      lock.lock();
+      break;
+    }
+    work.state = UnitState::kSendable;
+    servers_[work.unit->server].sendable.Push({work.unit->priority, work.unit->key});
+    if (executor_->concurrency() > 0) {
+      ScheduleSend();
+    } else {
+      lock.unlock();
+      SendPump();  // this is the loop's thread
+      lock.lock();
+    }
+  }
+  --encoders_;
+}
+
+void ClientImpl::EncodeUnit(UnitWork& work) {
+  const Unit& unit = *work.unit;
+  work.outcome = Status::Ok();
+  if (work.uplink == nullptr) {
+    const PooledBuffer buffer = pool_.Acquire(unit.raw_bytes());
+    GatherBytes(unit, work.memory, buffer.bytes().data());
+    work.payload = buffer.Share(unit.raw_bytes());
+    return;
+  }
+  const CodecContext context = ContextOf(work, rank_);
+  UnitSource source(unit, work.memory, convert_);
+  const PooledBuffer buffer = pool_.Acquire(work.uplink->MaxEncodedSize(unit.num_elements));
+  const auto encoded =
+      work.uplink->Encode(source, unit.num_elements, context, work.residual, buffer.bytes());
+  if (!encoded.ok()) {
+    work.outcome = encoded.status();
+    return;
+  }
+  work.nonfinite = !encoded->finite;
+  work.payload = encoded->finite ? buffer.Share(encoded->payload_bytes) : Payload{};
+}
+
+void ClientImpl::SendPump() {
+  std::unique_lock lock(mu_);
+  for (ServerLink& link : servers_) {
+    while (!link.sendable.empty() && error_.ok()) {
+      UnitWork& work = *units_[link.sendable.Top().key];
+      if (work.state != UnitState::kSendable) {
+        link.sendable.Pop();  // answered in the meantime, after a reconnect
+        continue;
+      }
+      Connection& connection = *connections_[work.connection];
+      if (!connection.up || !link.window.Admits(work.payload.size())) break;
+      link.sendable.Pop();
+      link.window.Take(work.payload.size());
+      work.state = UnitState::kSent;
+      Header header;
+      header.kind = MessageKind::kPush;
+      header.rank = rank_;
+      header.incarnation = incarnation_;
+      header.plan_version = plan_->version;
+      header.phase = work.phase;
+      header.step = work.step;
+      header.round = work.round;
+      header.key = work.unit->key;
+      header.sequence = connection.next_sequence++;
+      header.nonfinite = work.nonfinite;
+      connection.unreceipted.Push({header.sequence, header.key, header.round, work.payload.size()});
+      Payload payload = work.payload;
+      const PeerId peer = connection.peer;
+      lock.unlock();
+      // A peer that has just gone: OnDown puts the unit back into the queue.
+      (void)loop_->Send(peer, header, std::move(payload));
+      lock.lock();
+    }
+  }
+}
+
+void ClientImpl::GiveToken(UnitWork& work) {
+  encoded_.Give(work.token_bytes);
+  work.token_bytes = 0;
+}
+
+void ClientImpl::OnReceipt(Connection& connection, std::uint64_t sequence) {
+  {
+    const std::lock_guard lock(mu_);
+    bool any = false;
+    while (!connection.unreceipted.empty() && connection.unreceipted.Front().sequence <= sequence) {
+      const Unreceipted sent = connection.unreceipted.Pop();
+      servers_[connection.server].window.Give(sent.bytes);
+      UnitWork& work = *units_[sent.key];
+      if (work.state == UnitState::kSent && work.round == sent.round) {
+        work.receipted = true;
+        GiveToken(work);
+      }
+      any = true;
+    }
+    if (!any) return;
+    if (!ready_.empty()) ScheduleEncode();
+  }
+  SendPump();
+}
+
+void ClientImpl::OnReply(const Header& header, Payload payload) {
+  UnitWork* work = nullptr;
+  {
+    const std::lock_guard lock(mu_);
+    if (header.key >= units_.size()) return;
+    work = units_[header.key].get();
+    if (work->round != header.round ||
+        (work->state != UnitState::kSent && work->state != UnitState::kSendable)) {
+      return;  // a second answer after a reconnect
+    }
+    work->state = UnitState::kDecoding;
+    work->reply_kind = header.reply;
+    work->reply = std::move(payload);
+    GiveToken(*work);  // after a cut the reply may come without the receipt
+    if (!ready_.empty()) ScheduleEncode();
+  }
+  executor_->Post([this, work] { DecodeUnit(*work); });
+}
+
+void ClientImpl::OnPushAgain(const Header& header) {
+  {
+    const std::lock_guard lock(mu_);
+    if (header.key >= units_.size()) return;
+    UnitWork& work = *units_[header.key];
+    if (work.round != header.round || work.state != UnitState::kSent) return;
+    work.state = UnitState::kSendable;
+    work.receipted = false;
+    servers_[work.unit->server].sendable.Push({work.unit->priority, work.unit->key});
+    ++stats_.resent_pushes;
+  }
+  SendPump();
+}
+
+void ClientImpl::DecodeUnit(UnitWork& work) {
+  const Unit& unit = *work.unit;
+  const CodecContext context = ContextOf(work, config_.job.workers);  // the server's
+  Status status;
+  if (work.reply_kind == ReplyKind::kNonfinite) {
+    FillVoid(unit, work.memory);
+    if (work.residual != nullptr && !work.nonfinite) {
+      work.uplink->Undo(work.payload.bytes, ContextOf(work, rank_), *work.residual);
+    }
+    std::string ranks;
+    for (std::size_t i = 0; i + 4 <= work.reply.size(); i += 4) {
+      ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ",
+                           LoadLe<std::uint32_t>(work.reply.bytes.data() + i));
+    }
+    LogWarn("client", "void round: not finite, every rank gets NaN",
+            {Field("unit", Name(*work.plan, unit)), Field("step", work.step),
+             Field("ranks", ranks.empty() ? "none (the sum overflows)" : ranks)});
+  } else if (work.downlink == nullptr) {
+    if (work.reply.size() == unit.raw_bytes()) {
+      ScatterBytes(unit, work.reply.bytes.data(), work.memory);
+    } else {
+      status = CorruptData(
+          fmt::format("reply is {} bytes, expected {}", work.reply.size(), unit.raw_bytes()));
+    }
+  } else if (unit.members.size() == 1 && unit.dtype == DType::kFloat32) {
+    status =
+        work.downlink->Decode(work.reply.bytes, context,
+                              {reinterpret_cast<float*>(work.memory[0].output), unit.num_elements});
+  } else {
+    const PooledBuffer buffer = pool_.Acquire(unit.num_elements * sizeof(float));
+    auto* const values = reinterpret_cast<float*>(buffer.bytes().data());
+    status = work.downlink->Decode(work.reply.bytes, context, {values, unit.num_elements});
+    if (status.ok()) ScatterFloats(unit, values, work.memory, convert_);
+  }
+  work.outcome = status.ok()
+                     ? Status::Ok()
+                     : Status(status.code(), fmt::format("{}, round {}: {}", Name(*work.plan, unit),
+                                                         work.round, status.message()));
+  FinishUnit(work);
+}
+
+void ClientImpl::FinishUnit(UnitWork& work) {
+  ReleaseList released;
+  Payload reply;
+  {
+    const std::lock_guard lock(mu_);
+    if (!work.outcome.ok()) PostFail(work.outcome);
+    if (work.reply_kind == ReplyKind::kNonfinite) ++stats_.nonfinite_units;
+    reply = std::move(work.reply);
+    work.reply = {};
+    ++work.round;
+    RetireUnit(work, work.outcome, released);
+    if (error_.ok()) StartNext(work);
+  }
+}
+
+void ClientImpl::RetireUnit(UnitWork& work, const Status& outcome, ReleaseList& released) {
+  released.Add(std::move(work.payload.owner));
+  work.payload = {};
+  work.state = UnitState::kGathering;
+  work.members_here = 0;
+  GiveToken(work);
+  for (std::size_t m = 0; m < work.memory.size(); ++m) {
+    if (work.memory[m].input == nullptr) continue;
+    work.memory[m] = {};
+    LeaveUnit(work.unit->members[m].tensor, outcome, released);
+  }
+}
+
+void ClientImpl::LeaveUnit(std::uint32_t index, const Status& outcome, ReleaseList& released) {
+  Tensor& tensor = *tensors_[index];
+  if (!outcome.ok() && tensor.outcome.ok()) tensor.outcome = outcome;
+  if (--tensor.units_left == 0) released.Add(std::move(tensor.held));
+}
+
+void ClientImpl::StartNext(UnitWork& work) {
+  if (work.next_members_here == 0) return;
+  work.memory.swap(work.next_memory);
+  std::fill(work.next_memory.begin(), work.next_memory.end(), MemberMemory{});
+  work.members_here = std::exchange(work.next_members_here, 0);
+  work.step = work.next_step;
+  const bool ended = std::exchange(work.next_ended, false);
+  if (ended || work.members_here == work.unit->members.size()) MakeReady(work);
+  changed_.notify_all();
+}
+
+void ClientImpl::OnMemoryReleased(std::uint32_t index) {
+  const std::lock_guard lock(mu_);
+  tensors_[index]->in_flight = false;
+  --in_flight_;
+  changed_.notify_all();
+}
+
+std::string ClientImpl::DescribeUnitWait(const UnitWork& work) const {
+  const Unit& unit = *work.unit;
+  switch (work.state) {
+    case UnitState::kGathering: {
+      std::string missing;
+      for (std::size_t i = 0; i < work.memory.size(); ++i) {
+        if (work.memory[i].input != nullptr) continue;
+        missing +=
+            (missing.empty() ? "'" : ", '") + plan_->tensors[unit.members[i].tensor].name + "'";
+      }
+      return fmt::format(
+          "it is fused with {}, which this worker has not pushed (EndStep sends zeros for them)",
+          missing);
+    }
+    case UnitState::kReady:
+    case UnitState::kEncoding:
+      return fmt::format("{} waits to be encoded", Name(*plan_, unit));
+    case UnitState::kSendable:
+      return fmt::format("{} waits for {} server {}", Name(*plan_, unit),
+                         connections_[work.connection]->up ? "credit of" : "the connection to",
+                         unit.server);
+    case UnitState::kSent:
+      return fmt::format("{} {} server {} and waits for the other workers", Name(*plan_, unit),
+                         work.receipted ? "is at" : "is on its way to", unit.server);
+    case UnitState::kDecoding:
+      return fmt::format("{} is being decoded", Name(*plan_, unit));
+  }
+  return {};
+}
+
+std::string ClientImpl::DescribeWait(std::uint32_t index) const {
+  for (const auto& [key, m] : tensors_[index]->parts) {
+    const UnitWork& work = *units_[key];
+    if (work.memory[m].input != nullptr || work.next_memory[m].input != nullptr) {
+      return DescribeUnitWait(work);
+    }
+  }
+  return "its memory is still being sent";
+}
+
+std::string ClientImpl::DescribeInFlight(std::uint32_t index) const {
+  return fmt::format("tensor '{}' is in flight: {}", plan_->tensors[index].name,
+                     DescribeWait(index));
+}
+
+std::string ClientImpl::DescribeIncomplete() const {
+  for (const auto& work : units_) {
+    if (work->state != UnitState::kGathering || work->members_here == 0) continue;
+    for (std::size_t m = 0; m < work->memory.size(); ++m) {
+      if (work->memory[m].input != nullptr) return DescribeInFlight(work->unit->members[m].tensor);
+    }
+  }
+  return {};
+}
+
+Status ClientImpl::Wait(const Handle& handle) {
+  std::unique_lock lock(mu_);
+  const std::uint32_t index = handle.tensor.index;
+  if (index >= tensors_.size()) {
+    return InvalidArgument(
+        fmt::format("handle names tensor {}, {} are declared", index, tensors_.size()));
+  }
+  Tensor& tensor = *tensors_[index];
+  const auto done = [&] { return !tensor.in_flight || tensor.generation != handle.generation; };
+  if (!done()) {
+    const Status waited = Await(lock, done, [&] {
+      return fmt::format("tensor '{}' has waited: {}", plan_->tensors[index].name,
+                         DescribeWait(index));
+    });
+    // After a failure what is left is memory that others still read.
+    if (!waited.ok() && !changed_.wait_for(lock, kReleaseTimeout, done)) return waited;
+  }
+  return tensor.generation == handle.generation ? tensor.outcome : error_;
+}
+
+bool ClientImpl::Poll(const Handle& handle) {
+  const std::lock_guard lock(mu_);
+  if (handle.tensor.index >= tensors_.size()) return true;
+  const Tensor& tensor = *tensors_[handle.tensor.index];
+  return !tensor.in_flight || tensor.generation != handle.generation;
+}
+
+}  // namespace gradwire
