@@ -6,14 +6,18 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/base/version.h"
 #include "common/pipeline/executor.h"
+#include "common/transport/address.h"
 #include "common/transport/zmq_loop.h"
 #include "server/lane.h"
+#include "server/listening.h"
 
 namespace gradwire {
 namespace {
@@ -28,19 +32,10 @@ constexpr int kTellMs = 3000;
 // After the end, replies and goodbyes that are queued get this long to leave.
 constexpr int kLingerMs = 2000;
 
-bool IsLoopback(const std::string& host) {
-  return host == "127.0.0.1" || host == "localhost" || host == "::1" || host == "[::1]" ||
-         (host.rfind("127.", 0) == 0 && host.find_first_not_of("0123456789.") == std::string::npos);
-}
-
-// "tcp://host:5701" -> "5701"
-Result<std::string> PortOf(const std::string& endpoint) {
-  const std::size_t colon = endpoint.rfind(':');
-  if (endpoint.rfind("tcp://", 0) != 0 || colon == std::string::npos || colon < 6) {
-    return InvalidArgument(
-        fmt::format("endpoint '{}' is not an address, expected tcp://host:port", endpoint));
-  }
-  return endpoint.substr(colon + 1);
+Status CheckIndex(const Config& config, std::uint32_t index) {
+  if (index < config.job.servers) return Status::Ok();
+  return InvalidArgument(fmt::format("server index {} is out of range: the job has {} server(s)",
+                                     index, config.job.servers));
 }
 
 class ServerImpl final : public Server, public LaneOwner {
@@ -54,32 +49,41 @@ class ServerImpl final : public Server, public LaneOwner {
 
   ~ServerImpl() override { Shutdown(0); }
 
-  Status Init(std::vector<std::unique_ptr<Loop>> loops, std::vector<std::string> addresses) {
-    std::vector<std::string> bound = std::move(addresses);
+  /// How a lane listens (its number and its loop's way to listen), and what is told of the address
+  /// that came of it.
+  using ListenOnLane =
+      std::function<Result<std::string>(std::uint32_t lane, const PortChooser::Listen& listen)>;
+  using Advertise = std::function<Result<std::string>(const std::string& listening)>;
+
+  Status Init(std::vector<std::unique_ptr<Loop>> loops, const ListenOnLane& listen_on_lane,
+              const Advertise& advertise) {
+    std::vector<std::string> listening;
+    std::vector<std::string> advertised;
     for (std::uint32_t l = 0; l < loops.size(); ++l) {
       lanes_.push_back(std::make_unique<Lane>(config_, index_, l, std::move(loops[l]), codecs_,
                                               residuals_, *executor_, pool_, *this));
-      auto address = lanes_.back()->Listen(bound[l]);
+      auto address = listen_on_lane(
+          l, [&lane = *lanes_.back()](const std::string& at) { return lane.Listen(at); });
       if (!address.ok()) return address.status();
-      bound[l] = std::move(address).value();
+      auto told = advertise(address.value());
+      if (!told.ok()) return told.status();
+      listening.push_back(std::move(address).value());
+      advertised.push_back(std::move(told).value());
     }
-    address_ = bound[0];
-    std::vector<std::string> advertised = bound;
-    if (config_.server.advertise != "auto") {
-      for (std::string& text : advertised) {
-        if (text.rfind("tcp://", 0) != 0) continue;
-        text = fmt::format("tcp://{}{}", config_.server.advertise, text.substr(text.rfind(':')));
-      }
-    }
+    address_ = listening[0];
     for (auto& lane : lanes_) {
       GRADWIRE_RETURN_IF_ERROR(lane->Start(advertised, BuiltinCompressors()));
     }
     LogInfo("server", "listening",
-            {Field("role", index_ == 0 ? "root" : "server"), Field("index", index_),
-             Field("servers", config_.job.servers), Field("address", address_),
+            {Field("version", Version()), Field("job", config_.job.id),
+             Field("role", index_ == 0 ? "root" : "server"), Field("index", index_),
+             Field("address", DescribeLanes(listening)),
+             Field("advertised", DescribeLanes(advertised)), Field("endpoint", config_.endpoint)});
+    LogInfo("server", "settings",
+            {Field("workers", config_.job.workers), Field("servers", config_.job.servers),
              Field("lanes", lanes_.size()), Field("threads", executor_->concurrency()),
-             Field("who_may_talk", config_.security.insecure ? "anybody (security.insecure)"
-                                                             : "this machine only")});
+             Field("result", "average unless a tensor asks for its sum"),
+             Field("who_may_talk", WhoMayTalk(listening[0]))});
     return Status::Ok();
   }
 
@@ -147,6 +151,13 @@ class ServerImpl final : public Server, public LaneOwner {
     // (docs/results); with many, sums of different keys run side by side.
     const unsigned cores = std::thread::hardware_concurrency();
     return cores <= 4 ? 0 : static_cast<int>(cores / 2);
+  }
+
+  static std::string WhoMayTalk(const std::string& listening) {
+    const auto parsed = ParseTcpAddress(listening);
+    if (!parsed.ok()) return "this process";
+    if (IsLoopback(parsed.value().host)) return "this machine";
+    return "anybody who reaches the address (security.insecure)";
   }
 
   // Runs the task on the lane's thread and waits, or here if the thread has ended.
@@ -298,41 +309,45 @@ class ServerImpl final : public Server, public LaneOwner {
 
 Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_t index,
                                               const std::string& save_plan_path) {
-  if (!IsLoopback(config.server.bind) && !config.security.insecure) {
-    return InvalidArgument(fmt::format(
-        "server.bind is {}, which others can reach, and nothing keeps strangers out: set "
-        "security.insecure to true if that is meant",
-        config.server.bind));
-  }
-  const auto port = PortOf(config.endpoint);
-  if (!port.ok()) return port.status();
+  GRADWIRE_RETURN_IF_ERROR(CheckIndex(config, index));
+  const auto hosts = ChooseHosts(config, index);
+  if (!hosts.ok()) return hosts.status();
   ZmqLoopOptions options;
   options.max_message_bytes = kMaxMessageBytes;
   options.dead_after_ms = config.timeouts.dead_after_ms;
   std::vector<std::unique_ptr<Loop>> loops;
-  std::vector<std::string> addresses;
-  for (std::uint32_t l = 0; l < config.server.lanes; ++l) {
-    loops.push_back(MakeZmqLoop(options));
-    const bool is_root_lane = index == 0 && l == 0;
-    addresses.push_back(fmt::format("tcp://{}:{}", config.server.bind, is_root_lane ? *port : "0"));
-  }
-  return Start(config, index, std::move(loops), std::move(addresses), save_plan_path);
+  for (std::uint32_t l = 0; l < config.server.lanes; ++l) loops.push_back(MakeZmqLoop(options));
+  PortChooser ports(config, index, hosts.value().listen);
+  auto server = std::make_unique<ServerImpl>(config, index, save_plan_path);
+  GRADWIRE_RETURN_IF_ERROR(server->Init(
+      std::move(loops),
+      [&](std::uint32_t lane, const PortChooser::Listen& listen) {
+        return ports.ListenOnLane(lane, listen);
+      },
+      [&](const std::string& listening) -> Result<std::string> {
+        const auto parsed = ParseTcpAddress(listening);
+        if (!parsed.ok()) return parsed.status();
+        return FormatTcpAddress(hosts.value().advertise, parsed.value().port);
+      }));
+  return std::unique_ptr<Server>(std::move(server));
 }
 
 Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_t index,
                                               std::vector<std::unique_ptr<Loop>> lanes,
                                               std::vector<std::string> addresses,
                                               const std::string& save_plan_path) {
-  if (index >= config.job.servers) {
-    return InvalidArgument(fmt::format("server index {} is out of range: the job has {} server(s)",
-                                       index, config.job.servers));
-  }
+  GRADWIRE_RETURN_IF_ERROR(CheckIndex(config, index));
   if (lanes.size() != config.server.lanes || addresses.size() != lanes.size()) {
     return InvalidArgument(fmt::format("{} loops and {} addresses for {} lanes", lanes.size(),
                                        addresses.size(), config.server.lanes));
   }
   auto server = std::make_unique<ServerImpl>(config, index, save_plan_path);
-  GRADWIRE_RETURN_IF_ERROR(server->Init(std::move(lanes), std::move(addresses)));
+  GRADWIRE_RETURN_IF_ERROR(server->Init(
+      std::move(lanes),
+      [&](std::uint32_t lane, const PortChooser::Listen& listen) {
+        return listen(addresses[lane]);
+      },
+      [](const std::string& listening) -> Result<std::string> { return listening; }));
   return std::unique_ptr<Server>(std::move(server));
 }
 

@@ -27,13 +27,14 @@ struct ServerStats {
 class Server {
  public:
   /// Listens on all lanes and, unless it is the root, connects to the root. The root writes every
-  /// version of the plan to `save_plan_path`, if there is one.
-  /// Errors: Unavailable (address, port, reason), InvalidArgument.
+  /// version of the plan to `save_plan_path`, if there is one. Names are resolved, which may block
+  /// as long as the resolver's own timeouts.
+  /// Errors: Unavailable (address, port, reason), InvalidArgument (key, address, reason).
   static Result<std::unique_ptr<Server>> Start(const Config& config, std::uint32_t index,
                                                const std::string& save_plan_path = "");
 
-  /// The same over given loops, one a lane; lane l of server s listens on `addresses[l]` (tests use
-  /// the in-process network).
+  /// The same over given loops, one a lane; lane l listens on `addresses[l]` and tells others so
+  /// (tests use the in-process network).
   static Result<std::unique_ptr<Server>> Start(const Config& config, std::uint32_t index,
                                                std::vector<std::unique_ptr<Loop>> lanes,
                                                std::vector<std::string> addresses,
