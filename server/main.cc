@@ -18,13 +18,13 @@ int main(int argc, char** argv) {
   KeepMessageMemory();
 
   ProcessOptions options;
-  std::uint32_t index = 0;
+  options.role = ProcessRole::kServer;
   std::string save_plan;
   CLI::App app{"gradwire-server: holds a shard of the keys; server 0 is the root"};
   app.add_option("--config", options.config_path, "configuration file (YAML)");
   app.add_option("--set", options.assignments, "key=value over the file and the environment");
-  app.add_option("--index", index, "which server this is, 0 is the root (GRADWIRE_RANK)")
-      ->envname("GRADWIRE_RANK");
+  app.add_option("--index", options.rank,
+                 "which server this is, 0 is the root (else GRADWIRE_RANK or a launcher's number)");
   app.add_option("--save-plan", save_plan,
                  "file that the root writes the plan to; `plan:` replays it");
   try {
@@ -34,12 +34,24 @@ int main(int argc, char** argv) {
     return code == 0 ? kExitOk : kExitUsage;
   }
 
-  const auto config = LoadProcessConfig(options);
-  if (!config.ok()) {
-    LogError("config", config.status().message());
+  const auto process = LoadProcessConfig(options);
+  if (!process.ok()) {
+    LogError("config", process.status().message());
     return kExitUsage;
   }
-  InitLog(config->log.level, config->log.format, "server/" + std::to_string(index));
+  const Config& config = process.value().config;
+  if (process.value().is_scheduler) {
+    InitLog(config.log.level, config.log.format, "server");
+    LogInfo("config", kNoScheduler);
+    return kExitOk;
+  }
+  const auto index = RequireRank(*process);
+  if (!index.ok()) {
+    LogError("config", index.status().message());
+    return kExitUsage;
+  }
+  InitLog(config.log.level, config.log.format, "server/" + std::to_string(*index));
+  LogWarnings(*process);
 
   // Signals are taken by a thread of their own, so that a handler never interrupts the lanes.
   sigset_t signals;
@@ -49,7 +61,7 @@ int main(int argc, char** argv) {
   sigaddset(&signals, SIGUSR1);  // ours: ends the thread
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
-  auto server = Server::Start(*config, index, save_plan);
+  auto server = Server::Start(config, *index, save_plan);
   if (!server.ok()) {
     LogError("server", server.status().message());
     return ExitCodeOf(server.status(), /*started=*/false);

@@ -5,6 +5,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cctype>
 #include <cerrno>
 #include <exception>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "common/config/keys.h"
+#include "compressors/registry.h"
 
 extern char** environ;  // NOLINT: POSIX's name
 
@@ -25,7 +27,8 @@ constexpr std::size_t kMaxConfigBytes = std::size_t{1} << 20;
 constexpr std::string_view kPrefix = "GRADWIRE_";
 /// Variables that are a process's own and no part of the configuration.
 constexpr std::string_view kProcessVariables[] = {
-    "GRADWIRE_RANK", "GRADWIRE_ROLE", "GRADWIRE_CONFIG", "GRADWIRE_LOG_DIR", "GRADWIRE_TEST_SEED"};
+    "GRADWIRE_RANK",   "GRADWIRE_LOCAL_RANK", "GRADWIRE_LOCAL_SIZE", "GRADWIRE_ROLE",
+    "GRADWIRE_CONFIG", "GRADWIRE_LOG_DIR",    "GRADWIRE_TEST_SEED"};
 
 /// A value that somebody gave to a key, or to a parameter of a direction's compressor.
 struct Assignment {
@@ -33,7 +36,8 @@ struct Assignment {
   std::string_view link_section;  // of kLinkSections; parameters only
   std::string parameter;
   YAML::Node value;
-  std::string where;  // how messages name it: "job.yaml:3: partition.credit"
+  std::string where;   // how messages name it: "job.yaml:3: partition.credit"
+  std::string source;  // how provenance names it: "job.yaml:3"
 };
 
 const Key* FindKey(std::string_view path) {
@@ -74,9 +78,32 @@ std::string SuggestionIn(const std::string& section, const std::string& name) {
   return "";
 }
 
+/// Writes down where the values of an assignment came from.
+void NoteSource(const Assignment& assignment, Config& config, Sources& sources) {
+  if (assignment.key == nullptr) {
+    sources[fmt::format("{}.{}", assignment.link_section, assignment.parameter)] =
+        assignment.source;
+    return;
+  }
+  sources[assignment.key->path] = assignment.source;
+  for (const std::string_view section : kLinkSections) {
+    if (assignment.key->path != fmt::format("{}.compressor", section)) continue;
+    // A compressor's name resets its parameters, and may bring some in brackets.
+    const std::string prefix = fmt::format("{}.", section);
+    std::erase_if(sources, [&](const auto& entry) {
+      return entry.first.starts_with(prefix) && FindKey(entry.first) == nullptr;
+    });
+    for (const auto& entry : LinkOf(config, section).compressor.parameters) {
+      sources[prefix + entry.first] = assignment.source;
+    }
+  }
+}
+
 /// Parameters come after compressors, whatever order they are written in, since a compressor's name
 /// resets them. Nothing changes if anything is wrong.
-Status Apply(const std::vector<Assignment>& assignments, Config& config) {
+Status Apply(const std::vector<Assignment>& assignments, Config& config, Sources* sources) {
+  Sources noted;
+  if (sources != nullptr) noted = *sources;
   Config next = config;
   for (const Assignment& assignment : assignments) {
     if (assignment.key == nullptr) continue;
@@ -84,6 +111,7 @@ Status Apply(const std::vector<Assignment>& assignments, Config& config) {
     if (!status.ok()) {
       return InvalidArgument(fmt::format("{} {}", assignment.where, status.message()));
     }
+    NoteSource(assignment, next, noted);
   }
   for (const Assignment& assignment : assignments) {
     if (assignment.key != nullptr) continue;
@@ -92,6 +120,7 @@ Status Apply(const std::vector<Assignment>& assignments, Config& config) {
     if (!status.ok()) {
       return InvalidArgument(fmt::format("{} {}", assignment.where, status.message()));
     }
+    NoteSource(assignment, next, noted);
   }
   for (const std::string_view section : kLinkSections) {
     if (LinkOf(next, section) == LinkOf(config, section)) continue;
@@ -107,6 +136,7 @@ Status Apply(const std::vector<Assignment>& assignments, Config& config) {
     return InvalidArgument(fmt::format("{} {}", where, status.message()));
   }
   config = std::move(next);
+  if (sources != nullptr) *sources = std::move(noted);
   return Status::Ok();
 }
 
@@ -143,13 +173,14 @@ Status Walk(const std::string& origin, const std::string& section, const YAML::N
     const std::string& name = entry.first.Scalar();
     const std::string path = section.empty() ? name : section + "." + name;
     const std::string where = WhereInFile(origin, entry.first, path);
+    const std::string source = fmt::format("{}:{}", origin, entry.first.Mark().line + 1);
     if (!seen.insert(name).second) return InvalidArgument(where + " is there twice");
     if (const Key* key = FindKey(path); key != nullptr) {
-      assignments.push_back({key, {}, {}, entry.second, where});
+      assignments.push_back({key, {}, {}, entry.second, where, source});
     } else if (IsSection(path)) {
       GRADWIRE_RETURN_IF_ERROR(Walk(origin, path, entry.second, assignments));
     } else if (const std::string_view link = LinkSectionOf(section); !link.empty()) {
-      assignments.push_back({nullptr, link, name, entry.second, where});
+      assignments.push_back({nullptr, link, name, entry.second, where, source});
     } else {
       return InvalidArgument(
           fmt::format("{} is no key of the configuration{}", where, SuggestionIn(section, name)));
@@ -180,6 +211,7 @@ std::string VariableOf(std::string_view path) {
 Result<Assignment> AssignmentOfVariable(const std::string& name, const std::string& text) {
   Assignment assignment;
   assignment.where = name;
+  assignment.source = name;
   std::vector<std::string> variables;
   for (const Key& key : Keys()) {
     variables.push_back(VariableOf(key.path));
@@ -206,9 +238,46 @@ Result<Assignment> AssignmentOfVariable(const std::string& name, const std::stri
   return assignment;
 }
 
+Result<Assignment> AssignmentOfText(const std::string& assignment) {
+  const std::size_t equals = assignment.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return InvalidArgument(fmt::format(
+        "'{}' is no assignment, expected KEY=VALUE such as partition.credit=4MiB", assignment));
+  }
+  const std::string path = assignment.substr(0, equals);
+  const std::string text = assignment.substr(equals + 1);
+  Assignment parsed;
+  parsed.where = path;
+  parsed.source = "--set " + path;
+  parsed.key = FindKey(path);
+  if (parsed.key == nullptr) {
+    const std::size_t dot = path.rfind('.');
+    const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
+    const std::string name = dot == std::string::npos ? path : path.substr(dot + 1);
+    parsed.link_section = LinkSectionOf(section);
+    parsed.parameter = name;
+    if (IsSection(path)) {
+      return InvalidArgument(fmt::format("{} is a section, expected one of its keys {}", path,
+                                         fmt::join(NamesBelow(path), ", ")));
+    }
+    if (parsed.link_section.empty()) {
+      std::vector<std::string> paths;
+      for (const Key& key : Keys()) paths.push_back(key.path);
+      const std::string near = Suggestion(path, paths);
+      return InvalidArgument(fmt::format("{} is no key of the configuration{}", path,
+                                         near.empty() ? SuggestionIn(section, name) : near));
+    }
+  }
+  auto node = NodeOfText(parsed.key, text, parsed.where);
+  if (!node.ok()) return node.status();
+  parsed.value.reset(*node);
+  return parsed;
+}
+
 }  // namespace
 
-Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin) {
+Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin,
+                           Sources* sources) {
   if (yaml_text.size() > kMaxConfigBytes) {
     return InvalidArgument(fmt::format("{} is {} bytes, a configuration has at most {}", origin,
                                        yaml_text.size(), kMaxConfigBytes));
@@ -224,7 +293,7 @@ Result<Config> ParseConfig(const std::string& yaml_text, const std::string& orig
     for (const YAML::Node& document : documents) {
       GRADWIRE_RETURN_IF_ERROR(Walk(origin, "", document, assignments));
     }
-    GRADWIRE_RETURN_IF_ERROR(Apply(assignments, config));
+    GRADWIRE_RETURN_IF_ERROR(Apply(assignments, config, sources));
     return config;
   } catch (const YAML::Exception& error) {
     return InvalidArgument(
@@ -234,7 +303,7 @@ Result<Config> ParseConfig(const std::string& yaml_text, const std::string& orig
   }
 }
 
-Result<Config> LoadConfig(const std::string& path) {
+Result<Config> LoadConfig(const std::string& path, Sources* sources) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxConfigBytes + 1, '\0');
@@ -245,10 +314,11 @@ Result<Config> LoadConfig(const std::string& path) {
                                        std::generic_category().message(errno)));
   }
   text.resize(static_cast<std::size_t>(file.gcount()));
-  return ParseConfig(text, path);
+  return ParseConfig(text, path, sources);
 }
 
-Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config& config) {
+Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config& config,
+                        Sources* sources) {
   try {
     std::vector<Assignment> assignments;
     for (const auto& [name, text] : environment) {
@@ -261,57 +331,54 @@ Status ApplyEnvironment(const std::map<std::string, std::string>& environment, C
       if (!assignment.ok()) return assignment.status();
       assignments.push_back(std::move(*assignment));
     }
-    return Apply(assignments, config);
+    return Apply(assignments, config, sources);
   } catch (const std::exception& error) {
     return InvalidArgument(fmt::format("environment: {}", error.what()));
   }
 }
 
-Status ApplyAssignment(const std::string& assignment, Config& config) {
-  const std::size_t equals = assignment.find('=');
-  if (equals == std::string::npos || equals == 0) {
-    return InvalidArgument(fmt::format(
-        "'{}' is no assignment, expected KEY=VALUE such as partition.credit=4MiB", assignment));
-  }
-  const std::string path = assignment.substr(0, equals);
-  const std::string text = assignment.substr(equals + 1);
+Status ApplyAssignments(const std::vector<std::string>& assignments, Config& config,
+                        Sources* sources) {
   try {
-    Assignment parsed;
-    parsed.where = path;
-    parsed.key = FindKey(path);
-    if (parsed.key == nullptr) {
-      const std::size_t dot = path.rfind('.');
-      const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
-      const std::string name = dot == std::string::npos ? path : path.substr(dot + 1);
-      parsed.link_section = LinkSectionOf(section);
-      parsed.parameter = name;
-      if (IsSection(path)) {
-        return InvalidArgument(fmt::format("{} is a section, expected one of its keys {}", path,
-                                           fmt::join(NamesBelow(path), ", ")));
-      }
-      if (parsed.link_section.empty()) {
-        std::vector<std::string> paths;
-        for (const Key& key : Keys()) paths.push_back(key.path);
-        const std::string near = Suggestion(path, paths);
-        return InvalidArgument(fmt::format("{} is no key of the configuration{}", path,
-                                           near.empty() ? SuggestionIn(section, name) : near));
-      }
+    std::vector<Assignment> parsed;
+    for (const std::string& text : assignments) {
+      auto assignment = AssignmentOfText(text);
+      if (!assignment.ok()) return assignment.status();
+      parsed.push_back(std::move(*assignment));
     }
-    auto node = NodeOfText(parsed.key, text, parsed.where);
-    if (!node.ok()) return node.status();
-    parsed.value.reset(*node);
-    return Apply({parsed}, config);
+    return Apply(parsed, config, sources);
   } catch (const std::exception& error) {
-    return InvalidArgument(fmt::format("{}: {}", path, error.what()));
+    return InvalidArgument(fmt::format("command line: {}", error.what()));
   }
 }
 
-std::map<std::string, std::string> GradwireEnvironment() {
+Status ApplyAssignment(const std::string& assignment, Config& config) {
+  return ApplyAssignments({assignment}, config);
+}
+
+Status SetKey(const std::string& path, const std::string& text, const std::string& source,
+              Config& config, Sources* sources) {
+  try {
+    Assignment assignment;
+    assignment.key = FindKey(path);
+    assert(assignment.key != nullptr);
+    assignment.where = source;
+    assignment.source = source;
+    auto node = NodeOfText(assignment.key, text, source);
+    if (!node.ok()) return node.status();
+    assignment.value.reset(*node);
+    return Apply({assignment}, config, sources);
+  } catch (const std::exception& error) {
+    return InvalidArgument(fmt::format("{}: {}", source, error.what()));
+  }
+}
+
+std::map<std::string, std::string> ProcessEnvironment() {
   std::map<std::string, std::string> found;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const std::size_t equals = text.find('=');
-    if (!text.starts_with(kPrefix) || equals == std::string_view::npos) continue;
+    if (equals == std::string_view::npos) continue;
     found.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return found;
@@ -328,6 +395,35 @@ std::map<std::string, std::string> SharedConfig(const Config& config) {
 std::vector<std::pair<std::string, std::string>> DescribeConfig(const Config& config) {
   std::vector<std::pair<std::string, std::string>> all;
   for (const Key& key : Keys()) all.emplace_back(key.path, key.print(config));
+  return all;
+}
+
+std::vector<DescribedValue> DescribeSources(const Config& config, const Sources& sources) {
+  const auto source_of = [&](const std::string& path) {
+    const auto found = sources.find(path);
+    return found == sources.end() ? std::string("default") : found->second;
+  };
+  std::vector<DescribedValue> all;
+  Config copy = config;
+  for (const Key& key : Keys()) {
+    all.push_back({key.path, key.print(config), source_of(key.path)});
+    for (const std::string_view section : kLinkSections) {
+      if (key.path != fmt::format("{}.compressor", section)) continue;
+      const CompressorSpec& spec = LinkOf(copy, section).compressor;
+      all.back().value = spec.name;
+      const CompressorInfo* info = BuiltinCompressors().Find(spec.name);
+      if (info == nullptr) continue;
+      for (const ParameterInfo& parameter : info->parameters) {
+        const auto given = spec.parameters.find(parameter.name);
+        const std::string& value =
+            given == spec.parameters.end() ? parameter.default_value : given->second;
+        // Without a value and a default it is left out: there is nothing to show.
+        if (value.empty()) continue;
+        const std::string path = fmt::format("{}.{}", section, parameter.name);
+        all.push_back({path, value, source_of(path)});
+      }
+    }
+  }
   return all;
 }
 

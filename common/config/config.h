@@ -84,25 +84,42 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
+/// Where each value came from, by the key's path, for people: "job.yaml:3",
+/// "GRADWIRE_PARTITION_CREDIT", "--set partition.credit". A compressor's parameters have paths
+/// beside it ("compression.uplink.ratio"). What is not there has its default.
+using Sources = std::map<std::string, std::string>;
+
+/// The functions below that take `sources` write down there what they set, unless it is null.
+
 /// Parses YAML text. `origin` (a file name) goes into error messages.
 /// Errors: InvalidArgument naming origin, line, key, text, unit and range; an unknown key names the
 /// nearest one; a key whose feature is not there yet is refused as such.
-Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin);
-Result<Config> LoadConfig(const std::string& path);
+Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin,
+                           Sources* sources = nullptr);
+Result<Config> LoadConfig(const std::string& path, Sources* sources = nullptr);
 
 /// Applies GRADWIRE_* variables over a configuration: a key's path in capitals joined by
 /// underscores (GRADWIRE_PARTITION_CREDIT=4MiB). Unknown GRADWIRE_ names are errors, apart from the
-/// process's own (RANK, ROLE, CONFIG, LOG_DIR). `environment` maps name to value.
-/// Errors: InvalidArgument naming variable, text and range.
-/// Threads: as all of these functions, safe. On an error the configuration is unchanged.
-Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config& config);
+/// process's own (RANK, LOCAL_RANK, LOCAL_SIZE, ROLE, CONFIG, LOG_DIR). `environment` maps name to
+/// value. Errors: InvalidArgument naming variable, text and range. Threads: as all of these
+/// functions, safe. On an error the configuration is unchanged.
+Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config& config,
+                        Sources* sources = nullptr);
 
-/// Applies one command-line assignment "partition.credit=4MiB". Lists are in YAML's one-line form.
-/// Errors: InvalidArgument naming key, text and range.
+/// Applies command-line assignments "partition.credit=4MiB" together: the order of a compressor and
+/// its parameters does not matter, and of two for one key the last counts. Lists are in YAML's
+/// one-line form.  Errors: InvalidArgument naming key, text and range.
+Status ApplyAssignments(const std::vector<std::string>& assignments, Config& config,
+                        Sources* sources = nullptr);
 Status ApplyAssignment(const std::string& assignment, Config& config);
 
-/// This process's environment as a map (GRADWIRE_* only).
-std::map<std::string, std::string> GradwireEnvironment();
+/// Sets one key to a text; `source` stands before the message if it is refused.
+/// Precondition: `path` is a key.
+Status SetKey(const std::string& path, const std::string& text, const std::string& source,
+              Config& config, Sources* sources = nullptr);
+
+/// This process's environment as a map.
+std::map<std::string, std::string> ProcessEnvironment();
 
 /// The part of a configuration that workers and servers must share, as keys and values in written
 /// form; exchanged at the handshake.
@@ -110,6 +127,17 @@ std::map<std::string, std::string> SharedConfig(const Config& config);
 
 /// Every key with its value in written form, in the order of the reference.
 std::vector<std::pair<std::string, std::string>> DescribeConfig(const Config& config);
+
+/// A key or a compressor's parameter with its value in written form and where that came from.
+struct DescribedValue {
+  std::string path;
+  std::string value;
+  std::string source;  // "default" if nobody set it
+  bool operator==(const DescribedValue&) const = default;
+};
+/// Every key in the order of the reference, and after each direction's compressor the parameters
+/// that it has a value for.
+std::vector<DescribedValue> DescribeSources(const Config& config, const Sources& sources);
 
 /// "64KiB", "4MB", "123" -> bytes.  Errors: InvalidArgument with the text and the units there are.
 Result<std::uint64_t> ParseSize(const std::string& text);

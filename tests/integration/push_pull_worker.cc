@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/log.h"
 #include "common/base/malloc.h"
 #include "common/base/random.h"
 #include "common/config/process.h"
@@ -31,14 +32,20 @@ double CpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+int Fail(const gradwire::Status& status, int exit_code) {
+  gradwire::LogError("worker", status.message());
+  return exit_code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace gradwire;
   KeepMessageMemory();
 
+  InitLog(LogLevel::kInfo, LogFormat::kText, "worker");
   ProcessOptions options;
-  std::uint32_t rank = 0;
+  options.role = ProcessRole::kWorker;
   std::size_t tensors = 8;
   std::size_t elements = 1024000;
   int rounds = 20;
@@ -51,7 +58,7 @@ int main(int argc, char** argv) {
   CLI::App app{"push-pulls equal tensors"};
   app.add_option("--config", options.config_path);
   app.add_option("--set", options.assignments);
-  app.add_option("--rank", rank)->envname("GRADWIRE_RANK");
+  app.add_option("--rank", options.rank);
   app.add_option("--tensors", tensors);
   app.add_option("--elements", elements);
   app.add_option("--rounds", rounds);
@@ -61,18 +68,26 @@ int main(int argc, char** argv) {
   app.add_option("--stop-at", stop_at, "raise SIGSTOP just after the push of this round");
   app.add_option("--delay-at", delay_at, "push this round late");
   app.add_option("--delay-ms", delay_ms);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
 
-  const auto config = LoadProcessConfig(options);
-  if (!config.ok()) {
-    std::cerr << config.status().ToString() << "\n";
-    return kExitUsage;
+  const auto process = LoadProcessConfig(options);
+  if (!process.ok()) return Fail(process.status(), kExitUsage);
+  if (process.value().is_scheduler) {
+    LogInfo("config", kNoScheduler);
+    return kExitOk;
   }
-  auto connected = Client::Connect(*config, rank);
-  if (!connected.ok()) {
-    std::cerr << connected.status().ToString() << "\n";
-    return ExitCodeOf(connected.status(), false);
-  }
+  const Config& config = process.value().config;
+  const auto found_rank = RequireRank(*process);
+  if (!found_rank.ok()) return Fail(found_rank.status(), kExitUsage);
+  const std::uint32_t rank = *found_rank;
+  InitLog(config.log.level, config.log.format, fmt::format("worker/{}", rank));
+  LogWarnings(*process);
+  auto connected = Client::Connect(config, rank);
+  if (!connected.ok()) return Fail(connected.status(), ExitCodeOf(connected.status(), false));
   Client& client = **connected;
   std::vector<TensorDeclaration> batch(tensors);
   for (std::size_t t = 0; t < tensors; ++t) {
@@ -81,10 +96,7 @@ int main(int argc, char** argv) {
     batch[t].priority = -static_cast<std::int32_t>(t);
   }
   const auto ids = client.Declare(batch);
-  if (!ids.ok()) {
-    std::cerr << ids.status().ToString() << "\n";
-    return kExitFailed;
-  }
+  if (!ids.ok()) return Fail(ids.status(), ExitCodeOf(ids.status(), true));
   std::vector<std::vector<float>> inputs(tensors, std::vector<float>(elements));
   std::vector<std::vector<float>> outputs(tensors, std::vector<float>(elements));
   CounterRng rng(rank);
@@ -102,7 +114,9 @@ int main(int argc, char** argv) {
     }
     if (round == delay_at) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
     if (round == warm_up) {
-      if (!client.Barrier().ok()) return kExitFailed;
+      if (const Status status = client.Barrier(); !status.ok()) {
+        return Fail(status, ExitCodeOf(status, true));
+      }
       cpu_start = CpuSeconds();
     }
     const Clock::time_point start = Clock::now();
@@ -110,10 +124,7 @@ int main(int argc, char** argv) {
     for (std::size_t t = 0; t < tensors; ++t) {
       const auto handle = client.PushPullAsync(ids.value()[t], std::as_bytes(std::span(inputs[t])),
                                                std::as_writable_bytes(std::span(outputs[t])));
-      if (!handle.ok()) {
-        std::cerr << handle.status().ToString() << "\n";
-        return kExitFailed;
-      }
+      if (!handle.ok()) return Fail(handle.status(), ExitCodeOf(handle.status(), true));
       handles.push_back(*handle);
     }
     if (verbose) std::cout << "pushed " << round << std::endl;
@@ -124,8 +135,7 @@ int main(int argc, char** argv) {
     }
     for (const Handle& handle : handles) {
       if (const Status status = client.Wait(handle); !status.ok()) {
-        std::cerr << status.ToString() << "\n";
-        return ExitCodeOf(status, true);
+        return Fail(status, ExitCodeOf(status, true));
       }
     }
     if (round >= warm_up) {
@@ -156,6 +166,5 @@ int main(int argc, char** argv) {
                    stats.traffic.received_bytes, stats.reconnects)
             << std::endl;
   const Status closed = client.Close();
-  if (!closed.ok()) std::cerr << closed.ToString() << "\n";
-  return closed.ok() ? kExitOk : kExitFailed;
+  return closed.ok() ? kExitOk : Fail(closed, ExitCodeOf(closed, true));
 }

@@ -21,7 +21,7 @@ struct Finished {
 
 /// Runs gradwire-train with arguments (no shell characters in them), for a minute at most.
 Finished RunTrainer(const std::string& arguments, const std::string& environment = "") {
-  const std::string command = "env -u GRADWIRE_RANK -u GRADWIRE_CONFIG " + environment +
+  const std::string command = "env -i PATH=/usr/bin:/bin " + environment +
                               " timeout 60 " GRADWIRE_TRAIN " " + arguments + " 2>&1";
   std::FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
@@ -143,7 +143,7 @@ TEST_CASE("wrong usage ends with exit code 2 and says why", "[trainer][program]"
       {"--set job.worker=2", "job.worker"},
       {"--set job.workers=2" + data, "GRADWIRE_RANK"},
       {"--set job.workers=2 --rank 2" + data, "below 2"},
-      {"--standalone" + data, "\"one\"", "GRADWIRE_RANK=one"},
+      {"--standalone" + data, "'one'", "GRADWIRE_RANK=one"},
   };
   for (const Wrong& w : wrong) {
     const Finished run = RunTrainer(w.arguments, w.environment);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -29,7 +28,6 @@ namespace {
 
 struct Arguments {
   ProcessOptions process;
-  std::optional<std::uint32_t> rank;
   bool standalone = false;
   std::string model = "mlp";
   std::string data_dir = kDefaultDataDir;
@@ -51,7 +49,8 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
   app.add_option("--config", arguments.process.config_path, "YAML file (else GRADWIRE_CONFIG)");
   app.add_option("--set", arguments.process.assignments, "key=value over the YAML; repeatable")
       ->allow_extra_args(false);
-  app.add_option("--rank", arguments.rank, "this worker's number (else GRADWIRE_RANK)");
+  app.add_option("--rank", arguments.process.rank,
+                 "this worker's number (else GRADWIRE_RANK or a launcher's)");
   app.add_flag("--standalone", arguments.standalone, "train alone, without any server");
   app.add_option("--model", arguments.model, "mlp or conv")->capture_default_str();
   app.add_option("--data-dir", arguments.data_dir, "folder with the Fashion-MNIST files")
@@ -92,34 +91,6 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
 int Fail(const Status& status, int exit_code) {
   LogError("trainer", status.message());
   return exit_code;
-}
-
-Result<std::uint32_t> FindRank(const Arguments& arguments, const Config& config) {
-  std::uint32_t rank = 0;
-  if (arguments.rank) {
-    rank = *arguments.rank;
-  } else {
-    const auto environment = GradwireEnvironment();
-    const auto found = environment.find("GRADWIRE_RANK");
-    if (found != environment.end()) {
-      const std::string& text = found->second;
-      const char* end = text.data() + text.size();
-      const auto [parsed, error] = std::from_chars(text.data(), end, rank);
-      if (error != std::errc{} || parsed != end) {
-        return InvalidArgument(fmt::format("GRADWIRE_RANK is \"{}\", expected a number", text));
-      }
-    } else if (config.job.workers != 1) {
-      return InvalidArgument(
-          fmt::format("{} workers (job.workers), so which one is this? Give "
-                      "--rank or GRADWIRE_RANK",
-                      config.job.workers));
-    }
-  }
-  if (rank >= config.job.workers) {
-    return InvalidArgument(
-        fmt::format("rank {}, expected below {} (job.workers)", rank, config.job.workers));
-  }
-  return rank;
 }
 
 std::uint64_t StepsOf(const Arguments& arguments, std::size_t samples, std::uint32_t workers) {
@@ -187,12 +158,23 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? kExitOk : kExitUsage;
   }
 
-  Result<Config> config = LoadProcessConfig(arguments.process);
-  if (!config.ok()) return Fail(config.status(), kExitUsage);
-  if (arguments.standalone) config->job.workers = 1;
-  const Result<std::uint32_t> rank = FindRank(arguments, *config);
+  arguments.process.role = ProcessRole::kWorker;
+  if (arguments.standalone) {
+    // Whatever the launcher says, this is the only worker.
+    arguments.process.assignments.push_back("job.workers=1");
+    if (!arguments.process.rank) arguments.process.rank = 0;
+  }
+  const Result<ProcessConfig> process = LoadProcessConfig(arguments.process);
+  if (!process.ok()) return Fail(process.status(), kExitUsage);
+  if (process.value().is_scheduler) {
+    LogInfo("config", kNoScheduler);
+    return kExitOk;
+  }
+  const Config& config = process.value().config;
+  const Result<std::uint32_t> rank = RequireRank(*process);
   if (!rank.ok()) return Fail(rank.status(), kExitUsage);
-  InitLog(config->log.level, config->log.format, fmt::format("worker/{}", *rank));
+  InitLog(config.log.level, config.log.format, fmt::format("worker/{}", *rank));
+  LogWarnings(*process);
 
   const Result<Dataset> train =
       LoadFashionMnist(arguments.data_dir, Split::kTrain, arguments.train_limit);
@@ -200,7 +182,7 @@ int Main(int argc, char** argv) {
     const bool missing = train.status().code() == StatusCode::kNotFound;
     return Fail(train.status(), missing ? kExitUsage : kExitFailed);
   }
-  const std::uint64_t seed = arguments.seed.value_or(config->job.seed);
+  const std::uint64_t seed = arguments.seed.value_or(config.job.seed);
   Result<std::unique_ptr<Model>> model = MakeModel(arguments.model, train->height, train->width,
                                                    train->classes, arguments.batch, seed);
   if (!model.ok()) return Fail(model.status(), kExitUsage);
@@ -209,7 +191,7 @@ int Main(int argc, char** argv) {
   if (arguments.standalone) {
     client = MakeLocalClient();
   } else {
-    Result<std::unique_ptr<Client>> connected = Client::Connect(*config, *rank);
+    Result<std::unique_ptr<Client>> connected = Client::Connect(config, *rank);
     if (!connected.ok()) {
       return Fail(connected.status(), ExitCodeOf(connected.status(), /*started=*/false));
     }
@@ -244,8 +226,8 @@ int Main(int argc, char** argv) {
   run.rate = options.rate;
   run.num_parameters = (*model)->num_parameters();
   run.kernels = gradwire_nn_variant();
-  run.uplink = ToString(config->compression.uplink.compressor);
-  run.downlink = ToString(config->compression.downlink.compressor);
+  run.uplink = ToString(config.compression.uplink.compressor);
+  run.downlink = ToString(config.compression.downlink.compressor);
   run.report = *report;
   // The job is over: nobody has to wait for the evaluation.
   const Status closed = client->Close();

@@ -1,0 +1,35 @@
+// gradwire: the tool, one file a command.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "common/config/process.h"
+#include "worker/cli/commands.h"
+
+int main(int argc, char** argv) {
+  using namespace gradwire;
+  CLI::App tool("The tool of Gradwire, a parameter server that compresses gradients both ways.",
+                "gradwire");
+  tool.set_version_flag("--version", "gradwire " GRADWIRE_VERSION);
+  tool.require_subcommand(1);
+  CommandAction action;
+  AddConfigCommand(tool, action);
+  try {
+    tool.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return tool.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  try {
+    const int code = action();
+    // A full disk must not look like success.
+    if (std::fflush(stdout) != 0) {
+      std::perror("gradwire: standard output");
+      return code == kExitOk ? kExitFailed : code;
+    }
+    return code;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gradwire: %s\n", error.what());
+    return kExitFailed;
+  }
+}
