@@ -29,13 +29,30 @@ class LoopHandler {
   virtual void OnIdle() {}
 };
 
+/// What came from those who are not part of the job, or who broke the transport's rules.
+struct StrangerCounters {
+  std::uint64_t not_zmtp = 0;      // connections that broke ZeroMQ's handshake
+  std::uint64_t closed_early = 0;  // connections that ended, or were ended, in the middle of it
+  std::uint64_t never_spoke = 0;   // connections that ended without one message
+  std::uint64_t chosen_routing_id = 0;  // messages whose sender chose its own name
+  std::uint64_t bad_frames = 0;         // messages of the wrong number of frames
+  std::uint64_t bad_headers = 0;        // messages whose header did not parse
+  std::uint64_t accept_failures = 0;    // connections that could not be taken: no descriptors
+
+  StrangerCounters& operator+=(const StrangerCounters& other);
+  /// Those that are not 0: "not_zmtp=2 bad_headers=1", or "none".
+  std::string Describe() const;
+};
+
 /// What went over a loop's connections: frames and the transport's own framing, without TCP/IP.
 struct TrafficCounters {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   std::uint64_t sent_messages = 0;
   std::uint64_t received_messages = 0;
-  std::uint64_t refused_messages = 0;  // did not parse
+  /// Messages that were no message of ours, and connections that did not speak ZeroMQ.
+  std::uint64_t refused_messages = 0;
+  StrangerCounters strangers;
 };
 
 /// A thread with its sockets: everything that happens on it happens in sequence, so the state of a
@@ -64,6 +81,10 @@ class Loop {
   virtual Status Start(LoopHandler* handler, const std::string& thread_name) = 0;
 
   /// Begins to connect; OnUp tells when it stands, tried again for ever until Disconnect or Stop.
+  /// The side that connects speaks first, soon after OnUp: a listener may end connections that
+  /// never do. A name with several addresses is tried at each in turn, and afterwards first where
+  /// it answered before. Looking a name up blocks the loop's thread, so it is done at the start
+  /// only: here, and again when all its addresses have failed, until it has been up once.
   /// Threads: the loop's.  Errors: InvalidArgument for an address that can't be one.
   virtual Result<PeerId> Connect(const std::string& address) = 0;
   /// Ends a connection for good; what is queued is dropped. No callback for it follows.

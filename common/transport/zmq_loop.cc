@@ -1,9 +1,11 @@
 #include "common/transport/zmq_loop.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -26,6 +28,7 @@
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/transport/address.h"
 #include "common/transport/framing.h"
 #include "common/transport/timer_queue.h"
 
@@ -42,8 +45,18 @@ constexpr milliseconds kLastRetry{1000};
 /// instead would drop what was received and not yet read, such as the reason for the cut.)
 constexpr int kNeverMs = 3'600'000;
 constexpr int kConnectTimeoutMs = 5000;
+/// Of a name with several addresses: the next one may be the right one.
+constexpr int kConnectTimeoutOfSeveralMs = 1000;
 /// A connection that has not finished ZeroMQ's handshake by then is closed.
 constexpr int kHandshakeMs = 5000;
+/// Messages of one listening-side connection that wait to be read; then TCP holds its sender back.
+/// Bounds what a flood of small messages costs: 64 bytes each, 1 MiB. More than our workers have
+/// under way, whose bytes credit bounds.
+constexpr int kWaitingMessages = 16384;
+/// Events of connections that wait to be read. Beyond them ZeroMQ's thread would stop for us.
+constexpr int kWaitingEvents = 50000;
+/// Connections that TCP holds ready for us: a whole job may come at once, beside strangers.
+constexpr int kBacklog = 1024;
 /// Messages read from one socket before the next one has its turn.
 constexpr int kBatch = 32;
 
@@ -55,8 +68,10 @@ constexpr int kConnectionEvents = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISC
                                   ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
                                   ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
                                   ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
-constexpr int kListenerEvents =
-    ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+constexpr int kListenerEvents = ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
+                                ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                                ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                                ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
 
 /// Repeats a call that a signal interrupted.
 template <typename Call>
@@ -64,6 +79,21 @@ int Uninterrupted(Call call) {
   int result = call();
   while (result == -1 && errno == EINTR) result = call();
   return result;
+}
+
+/// Every connection costs a descriptor, and so does every stranger's: takes what there may be.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/// How many descriptors connections without a word may hold, that others find some.
+std::size_t MostSilent(std::size_t wanted) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  return std::clamp<std::size_t>(limit.rlim_cur / 4, 1, std::max<std::size_t>(wanted, 1));
 }
 
 std::string Reason(int error) {
@@ -166,6 +196,9 @@ struct Socket {
 struct Connection {
   PeerId peer = 0;
   std::string address;
+  std::vector<std::string> candidates;  // numeric; what the address stands for
+  std::size_t candidate = 0;            // the one in use
+  bool was_ever_up = false;
   Socket dealer;
   Socket monitor;
   bool up = false;
@@ -173,11 +206,21 @@ struct Connection {
   milliseconds retry = kFirstRetry;
 };
 
+/// A connection to the listener that has not brought a valid message yet.
+struct Silent {
+  int descriptor;  // ZeroMQ's, and its number: it may be closed at any time
+  std::uint64_t number;
+  Clock::time_point since;
+};
+
 /// One thread that owns every socket; see Loop for the contract.
 class ZmqLoop final : public Loop {
  public:
   explicit ZmqLoop(const ZmqLoopOptions& options)
-      : options_(options), context_(zmq_ctx_new()), wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+      : options_(options),
+        context_(zmq_ctx_new()),
+        wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+        spare_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     zmq_ctx_set(context_, ZMQ_IO_THREADS, 1);
     zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, 16384);  // three for each connection
     zmq_msg_init(&frame_);
@@ -187,6 +230,7 @@ class ZmqLoop final : public Loop {
     Stop(0);
     zmq_msg_close(&frame_);
     if (wake_ != -1) close(wake_);
+    if (spare_ != -1) close(spare_);
     messages_->Close();
   }
 
@@ -216,6 +260,12 @@ class ZmqLoop final : public Loop {
   void Retry(Connection& connection);
   bool ReadMonitor(Connection& connection);
   void ReadListenerMonitor();
+  void OnListenerEvent(int event, int value);
+  void Heard(zmq_msg_t* frame);
+  void CloseSilent(std::uint64_t number);
+  void CloseTooManySilent();
+  void CloseSilentForLong();
+  void AttemptFailed(Connection& connection);
   void OnConnectionLost(Connection& connection);
   void SetOptions(void* socket, std::string_view address);
   Status AttachMonitor(Socket& socket, Socket& monitor, int events);
@@ -223,11 +273,13 @@ class ZmqLoop final : public Loop {
   bool ReadMessage(void* socket, PeerId from);
   bool Receive(void* socket, zmq_msg_t* frame);
   void DropRest(void* socket, zmq_msg_t* last);
-  void Refuse(PeerId from, std::string_view reason);
+  void Count(std::uint64_t StrangerCounters::*kind);
+  void Refuse(std::uint64_t StrangerCounters::*kind, PeerId from, std::string_view reason);
 
   const ZmqLoopOptions options_;
   void* const context_;
-  const int wake_;  // eventfd
+  const int wake_;   // eventfd
+  const int spare_;  // a descriptor to look at a connection with, when there are none left
   const std::shared_ptr<MessagePool> messages_ = std::make_shared<MessagePool>();
 
   std::mutex stop_mu_;    // one Stop at a time
@@ -245,6 +297,8 @@ class ZmqLoop final : public Loop {
   std::atomic<std::uint64_t> sent_messages_{0};
   std::atomic<std::uint64_t> received_messages_{0};
   std::atomic<std::uint64_t> refused_messages_{0};
+  mutable std::mutex strangers_mu_;
+  StrangerCounters strangers_;  // guarded by strangers_mu_
 
   // The loop's thread only (Listen, before Start, the caller's).
   LoopHandler* handler_ = nullptr;
@@ -259,6 +313,15 @@ class ZmqLoop final : public Loop {
   zmq_msg_t frame_;  // the frame being read
   std::uint64_t next_monitor_ = 0;
   LogLimiter refusal_log_;
+  LogLimiter connection_log_;
+  LogLimiter accept_log_;
+  std::vector<Silent> silent_;  // oldest first, at most max_silent_ after each pass
+  std::size_t max_silent_ = 1;
+  std::uint64_t next_silent_ = 0;
+  bool handshake_failed_ = false;  // of the connection whose end is told next
+  bool accept_failed_ = false;
+  bool look_at_silent_ = false;
+  bool look_is_planned_ = false;
 };
 
 // ---- Addresses ---------------------------------------------------------------------------------
@@ -314,7 +377,8 @@ void ZmqLoop::SetOptions(void* socket, std::string_view address) {
   };
   // ZeroMQ counts messages, not bytes, and would block or drop: credit bounds what is under way.
   set(ZMQ_SNDHWM, 0);
-  set(ZMQ_RCVHWM, 0);
+  set(ZMQ_RCVHWM, socket == router_.handle ? kWaitingMessages : 0);
+  set(ZMQ_BACKLOG, kBacklog);
   set(ZMQ_LINGER, 0);
   const auto max_bytes = static_cast<std::int64_t>(
       std::min<std::size_t>(options_.max_message_bytes, std::numeric_limits<std::int64_t>::max()));
@@ -348,6 +412,7 @@ Status ZmqLoop::AttachMonitor(Socket& socket, Socket& monitor, int events) {
     return Unavailable(fmt::format("cannot watch a socket: {}", zmq_strerror(errno)));
   }
   void* pair = zmq_socket(context_, ZMQ_PAIR);
+  if (pair != nullptr) zmq_setsockopt(pair, ZMQ_RCVHWM, &kWaitingEvents, sizeof(kWaitingEvents));
   if (pair == nullptr || zmq_connect(pair, name.c_str()) == -1) {
     const int error = errno;
     if (pair != nullptr) zmq_close(pair);
@@ -368,6 +433,8 @@ Result<std::string> ZmqLoop::Listen(const std::string& address) {
     return refused("another process listens there");
   }
   if (router_.handle == nullptr) {
+    RaiseDescriptorLimit();
+    max_silent_ = MostSilent(options_.max_silent);
     void* router = zmq_socket(context_, ZMQ_ROUTER);
     if (router == nullptr) return refused(zmq_strerror(errno));
     router_.Adopt(router);
@@ -388,24 +455,46 @@ Result<std::string> ZmqLoop::Listen(const std::string& address) {
 // ---- Connections -------------------------------------------------------------------------------
 
 Status ZmqLoop::Open(Connection& connection) {
+  if (connection.candidates.empty()) {
+    connection.candidate = 0;
+    if (connection.address.starts_with("tcp://")) {
+      auto resolved = ResolveTcp(connection.address);
+      if (!resolved.ok()) return resolved.status();
+      connection.candidates = std::move(resolved).value();
+    }
+    if (connection.candidates.empty()) connection.candidates.push_back(connection.address);
+  }
+  const std::string& address = connection.candidates[connection.candidate];
+  const bool several = connection.candidates.size() > 1;
   void* dealer = zmq_socket(context_, ZMQ_DEALER);
   if (dealer == nullptr) {
-    return Unavailable(
-        fmt::format("cannot connect to {}: {}", connection.address, zmq_strerror(errno)));
+    return Unavailable(fmt::format("cannot connect to {}: {}", address, zmq_strerror(errno)));
   }
   connection.dealer.Adopt(dealer);
-  SetOptions(dealer, connection.address);
+  SetOptions(dealer, address);
   zmq_setsockopt(dealer, ZMQ_RECONNECT_IVL, &kNeverMs, sizeof(kNeverMs));
-  zmq_setsockopt(dealer, ZMQ_CONNECT_TIMEOUT, &kConnectTimeoutMs, sizeof(kConnectTimeoutMs));
+  const int timeout_ms = several ? kConnectTimeoutOfSeveralMs : kConnectTimeoutMs;
+  zmq_setsockopt(dealer, ZMQ_CONNECT_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
   Status status = AttachMonitor(connection.dealer, connection.monitor, kConnectionEvents);
-  if (status.ok() && zmq_connect(dealer, connection.address.c_str()) == -1) {
+  if (status.ok() && zmq_connect(dealer, address.c_str()) == -1) {
     const int error = errno;
-    const std::string text =
-        fmt::format("cannot connect to {}: {}", connection.address, Reason(error));
-    status = error == EINVAL ? InvalidArgument(text) : Unavailable(text);
+    const std::string text = fmt::format("cannot connect to {}: {}", address, Reason(error));
+    status = error == EINVAL && !several ? InvalidArgument(text) : Unavailable(text);
+    AttemptFailed(connection);
   }
   if (!status.ok()) Close(connection);
   return status;
+}
+
+/// The next attempt goes to the next address of the name.
+void ZmqLoop::AttemptFailed(Connection& connection) {
+  if (++connection.candidate < connection.candidates.size()) {
+    connection.retry = kFirstRetry;  // nobody has refused that one yet
+    return;
+  }
+  connection.candidate = 0;
+  // Until it has been up the name may be new, or wrong, where names are looked up.
+  if (!connection.was_ever_up) connection.candidates.clear();
 }
 
 void ZmqLoop::Close(Connection& connection) {
@@ -467,6 +556,7 @@ void ZmqLoop::OnConnectionLost(Connection& connection) {
   }
   if (connection.given_up) return;
   Close(connection);
+  if (!was_up) AttemptFailed(connection);
   Retry(connection);
   if (was_up) handler_->OnDown(connection.peer);
 }
@@ -479,6 +569,10 @@ bool ZmqLoop::ReadMonitor(Connection& connection) {
   DropRest(monitor, &frame_);
   if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
     connection.up = true;
+    connection.was_ever_up = true;
+    // The one that worked is the first to be tried next time.
+    std::swap(connection.candidates[0], connection.candidates[connection.candidate]);
+    connection.candidate = 0;
     connection.retry = kFirstRetry;
     connection.dealer.check = true;
     handler_->OnUp(connection.peer);
@@ -490,15 +584,111 @@ bool ZmqLoop::ReadMonitor(Connection& connection) {
 
 void ZmqLoop::ReadListenerMonitor() {
   while (Receive(router_monitor_.handle, &frame_)) {
+    const bool whole = zmq_msg_size(&frame_) >= 6;
+    const auto* data = static_cast<const std::byte*>(zmq_msg_data(&frame_));
+    const int event = whole ? LoadLe<std::uint16_t>(data) : 0;
+    const int value = whole ? LoadLe<std::int32_t>(data + 2) : 0;
     DropRest(router_monitor_.handle, &frame_);
-    Refuse(0, "a connection did not speak ZeroMQ's protocol");
+    OnListenerEvent(event, value);
   }
+}
+
+/// `value` is a descriptor or, of an event that failed, an error.
+void ZmqLoop::OnListenerEvent(int event, int value) {
+  const auto entry = std::find_if(silent_.begin(), silent_.end(), [value](const Silent& silent) {
+    return silent.descriptor == value;
+  });
+  switch (event) {
+    case ZMQ_EVENT_ACCEPTED:
+      silent_.push_back({value, next_silent_++, Clock::now()});
+      break;
+    case ZMQ_EVENT_ACCEPT_FAILED:
+      Count(&StrangerCounters::accept_failures);
+      accept_failed_ = true;
+      if (const auto suppressed = accept_log_.Admit()) {
+        LogWarn("transport", "cannot take a connection",
+                {Field("loop", thread_name_), Field("reason", zmq_strerror(value)),
+                 Field("suppressed", *suppressed)});
+      }
+      break;
+    case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+      handshake_failed_ = true;
+      Count(&StrangerCounters::closed_early);
+      break;
+    case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+    case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+      // Told once for each rule that is broken.
+      if (!std::exchange(handshake_failed_, true)) {
+        Refuse(&StrangerCounters::not_zmtp, 0, "a connection did not speak ZeroMQ's protocol");
+      }
+      break;
+    case ZMQ_EVENT_DISCONNECTED: {
+      const bool told = std::exchange(handshake_failed_, false);
+      if (entry == silent_.end()) break;
+      silent_.erase(entry);
+      if (!told) Count(&StrangerCounters::never_spoke);
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+/// The connection that brought this frame is not a silent one.
+void ZmqLoop::Heard(zmq_msg_t* frame) {
+  if (silent_.empty()) return;
+  const int descriptor = zmq_msg_get(frame, ZMQ_SRCFD);
+  std::erase_if(silent_,
+                [descriptor](const Silent& silent) { return silent.descriptor == descriptor; });
+}
+
+/// Ends a connection that ZeroMQ has no call to end. Its descriptor may have been closed, and the
+/// number be another's: ZeroMQ tells of the end before it closes, so if that has not been told
+/// after the copy was made, the copy is of the right one.
+void ZmqLoop::CloseSilent(std::uint64_t number) {
+  const auto find = [&] {
+    return std::find_if(silent_.begin(), silent_.end(),
+                        [number](const Silent& silent) { return silent.number == number; });
+  };
+  if (find() == silent_.end()) return;
+  const bool copied = dup3(find()->descriptor, spare_, O_CLOEXEC) != -1;
+  ReadListenerMonitor();
+  if (const auto entry = find(); entry != silent_.end()) {
+    if (copied) (void)shutdown(spare_, SHUT_RDWR);
+    silent_.erase(entry);
+    Count(&StrangerCounters::never_spoke);
+    if (const auto suppressed = connection_log_.Admit()) {
+      LogWarn("transport", "closed a connection that never spoke",
+              {Field("loop", thread_name_), Field("suppressed", *suppressed)});
+    }
+  }
+  (void)dup3(wake_, spare_, O_CLOEXEC);  // lets go of the connection, keeps the number
+}
+
+void ZmqLoop::CloseTooManySilent() {
+  if (std::exchange(accept_failed_, false) && !silent_.empty()) CloseSilent(silent_.front().number);
+  while (silent_.size() > max_silent_) CloseSilent(silent_.front().number);
+  if (silent_.empty() || look_is_planned_ || options_.first_message_ms <= 0) return;
+  look_is_planned_ = true;
+  timers_.Add(silent_.front().since + milliseconds(options_.first_message_ms), [this] {
+    look_is_planned_ = false;
+    look_at_silent_ = true;
+  });
+}
+
+/// When no message is waiting: what is there may have been said while this thread was busy.
+void ZmqLoop::CloseSilentForLong() {
+  if (!std::exchange(look_at_silent_, false)) return;
+  const Clock::time_point before = Clock::now() - milliseconds(options_.first_message_ms);
+  while (!silent_.empty() && silent_.front().since <= before) CloseSilent(silent_.front().number);
+  CloseTooManySilent();
 }
 
 bool ZmqLoop::ReadMonitors() {
   bool worked = false;
   if (router_monitor_.handle != nullptr && std::exchange(router_monitor_.check, false)) {
     ReadListenerMonitor();
+    CloseTooManySilent();
   }
   // By index: callbacks may add connections.
   for (std::size_t i = 0; i < connections_.size(); ++i) {
@@ -529,7 +719,13 @@ void ZmqLoop::DropRest(void* socket, zmq_msg_t* last) {
   }
 }
 
-void ZmqLoop::Refuse(PeerId from, std::string_view reason) {
+void ZmqLoop::Count(std::uint64_t StrangerCounters::*kind) {
+  const std::lock_guard lock(strangers_mu_);
+  ++(strangers_.*kind);
+}
+
+void ZmqLoop::Refuse(std::uint64_t StrangerCounters::*kind, PeerId from, std::string_view reason) {
+  Count(kind);
   const std::uint64_t refused = refused_messages_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (const auto suppressed = refusal_log_.Admit()) {
     LogWarn("transport", "refused a message",
@@ -548,7 +744,8 @@ bool ZmqLoop::ReadMessage(void* socket, PeerId from) {
     if (ours) from = kListeningSide | LoadLe<std::uint32_t>(id + 1);
     if (!ours || zmq_msg_more(&frame_) == 0) {
       DropRest(socket, &frame_);
-      Refuse(0, ours ? "it has no frame" : "its sender chose a routing id");
+      Refuse(ours ? &StrangerCounters::bad_frames : &StrangerCounters::chosen_routing_id, 0,
+             ours ? "it has no frame" : "its sender chose a routing id");
       return true;
     }
     if (!Receive(socket, &frame_)) return true;
@@ -569,11 +766,13 @@ bool ZmqLoop::ReadMessage(void* socket, PeerId from) {
   }
   received_bytes_.fetch_add(received, std::memory_order_relaxed);
   if (!header.ok()) {
-    Refuse(from, header.status().message());
+    Refuse(&StrangerCounters::bad_headers, from, header.status().message());
   } else if (!canonical) {
-    Refuse(from, "it has more than two frames, or an empty second one");
+    Refuse(&StrangerCounters::bad_frames, from,
+           "it has more than two frames, or an empty second one");
   } else {
     received_messages_.fetch_add(1, std::memory_order_relaxed);
+    if (socket == router_.handle) Heard(&frame_);
     handler_->OnMessage(from, *header, std::move(payload));
   }
   return true;
@@ -582,7 +781,8 @@ bool ZmqLoop::ReadMessage(void* socket, PeerId from) {
 std::string ZmqLoop::SenderAddress() {
   // The header's frame is still there; every frame of a message knows where it came from.
   const char* address = zmq_msg_gets(&frame_, "Peer-Address");
-  return address == nullptr ? "" : address;
+  // Of a path there are only numbers of user and process, behind a colon.
+  return address == nullptr || *address == ':' ? "" : address;
 }
 
 bool ZmqLoop::ReadSockets() {
@@ -674,7 +874,7 @@ Status ZmqLoop::Send(PeerId to, const Header& header, Payload payload) {
 Status ZmqLoop::Start(LoopHandler* handler, const std::string& thread_name) {
   const std::lock_guard lock(stop_mu_);
   if (stopped_ || thread_.joinable()) return InvalidArgument("the loop was started before");
-  if (wake_ == -1 || context_ == nullptr) {
+  if (wake_ == -1 || spare_ == -1 || context_ == nullptr) {
     return Unavailable("cannot start a loop: no descriptors left");
   }
   handler_ = handler;
@@ -717,6 +917,7 @@ void ZmqLoop::Run() {
       idle_told = false;
     } else if (!idle_told) {
       idle_told = true;
+      CloseSilentForLong();
       handler_->OnIdle();
     } else {
       Sleep();
@@ -875,10 +1076,39 @@ TrafficCounters ZmqLoop::traffic() const {
   counters.sent_messages = sent_messages_.load(std::memory_order_relaxed);
   counters.received_messages = received_messages_.load(std::memory_order_relaxed);
   counters.refused_messages = refused_messages_.load(std::memory_order_relaxed);
+  const std::lock_guard lock(strangers_mu_);
+  counters.strangers = strangers_;
   return counters;
 }
 
 }  // namespace
+
+StrangerCounters& StrangerCounters::operator+=(const StrangerCounters& other) {
+  not_zmtp += other.not_zmtp;
+  closed_early += other.closed_early;
+  never_spoke += other.never_spoke;
+  chosen_routing_id += other.chosen_routing_id;
+  bad_frames += other.bad_frames;
+  bad_headers += other.bad_headers;
+  accept_failures += other.accept_failures;
+  return *this;
+}
+
+std::string StrangerCounters::Describe() const {
+  std::string text;
+  const auto add = [&text](std::string_view name, std::uint64_t count) {
+    if (count == 0) return;
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, count);
+  };
+  add("not_zmtp", not_zmtp);
+  add("closed_early", closed_early);
+  add("never_spoke", never_spoke);
+  add("chosen_routing_id", chosen_routing_id);
+  add("bad_frames", bad_frames);
+  add("bad_headers", bad_headers);
+  add("accept_failures", accept_failures);
+  return text.empty() ? "none" : text;
+}
 
 std::unique_ptr<Loop> MakeZmqLoop(const ZmqLoopOptions& options) {
   return std::make_unique<ZmqLoop>(options);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "common/base/random.h"
+#include "common/transport/address.h"
 #include "tests/catch.h"
 #include "tests/transport/loop_fixture.h"
 
@@ -70,6 +71,11 @@ class RawConnection {
   ~RawConnection() { close(fd_); }
   bool connected() const { return connected_; }
   void Say(ByteView bytes) { (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  /// Reads so many bytes; false if they don't come.
+  bool Read(std::size_t count) {
+    std::vector<std::byte> bytes(count);
+    return recv(fd_, bytes.data(), count, MSG_WAITALL) == static_cast<ssize_t>(count);
+  }
   /// Reads until the other side closes (true) or says nothing for 30 s.
   bool WaitForEnd() {
     std::vector<std::byte> bytes(4096);
@@ -433,6 +439,156 @@ TEST_CASE("a message knows the address it came from", "[transport][zmq]") {
     link.server->Stop();
   }
   REQUIRE(sender.empty());
+}
+
+/// Waits until a counter has reached a value.
+bool WaitForStrangers(const Loop& loop, std::uint64_t StrangerCounters::*kind,
+                      std::uint64_t count) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (loop.traffic().strangers.*kind < count) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+/// ZMTP 3.0's greeting with the mechanism NULL, and a READY of a DEALER.
+std::vector<std::byte> Greeting() {
+  std::vector<std::byte> bytes = Text(std::string_view("\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL", 16));
+  bytes.resize(64);
+  return bytes;
+}
+std::vector<std::byte> GreetingAndReady() {
+  std::vector<std::byte> bytes = Greeting();
+  const std::string_view ready("\4\x1c\5READY\x0bSocket-Type\0\0\0\6DEALER", 30);
+  for (const std::byte b : Text(ready)) bytes.push_back(b);
+  return bytes;
+}
+
+/// A ROUTER's greeting and READY; it takes messages once it has sent them.
+constexpr std::size_t kAnswerBytes = 64 + 43;
+
+TEST_CASE("each kind of stranger is counted as what it is", "[transport][zmq]") {
+  ZmqLoopOptions options;
+  options.dead_after_ms = 1000;
+  options.first_message_ms = 1500;
+  ZmqFabric fabric(options);
+  Link2 link(fabric);
+  REQUIRE(link.Start());
+  REQUIRE(link.Send(1, {}).ok());
+  REQUIRE(link.at_server.WaitForMessages(1));
+  RawConnection connection(PortOf(link.listening));
+  REQUIRE(connection.connected());
+  SECTION("half a greeting") {
+    connection.Say(ByteView(Greeting()).first(20));
+    REQUIRE(connection.WaitForEnd());
+    REQUIRE(WaitForStrangers(*link.server, &StrangerCounters::closed_early, 1));
+  }
+  SECTION("another mechanism") {
+    std::vector<std::byte> bytes = Greeting();
+    std::memcpy(bytes.data() + 12, "ROTX", 4);
+    connection.Say(bytes);
+    REQUIRE(connection.WaitForEnd());
+    REQUIRE(WaitForStrangers(*link.server, &StrangerCounters::not_zmtp, 1));
+  }
+  SECTION("a handshake and then silence, heartbeats left unanswered or not") {
+    connection.Say(GreetingAndReady());
+    REQUIRE(connection.WaitForEnd());
+    REQUIRE(WaitForStrangers(*link.server, &StrangerCounters::never_spoke, 1));
+  }
+  SECTION("an old ZeroMQ without a handshake or heartbeats, and then silence") {
+    // An empty routing id as version 1.0 of the protocol has it.
+    connection.Say(Text(std::string_view("\1\0", 2)));
+    REQUIRE(connection.WaitForEnd());
+    const auto ended = [&] {
+      const StrangerCounters counted = link.server->traffic().strangers;
+      return counted.never_spoke + counted.closed_early;
+    };
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (ended() == 0 && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    REQUIRE(ended() > 0);
+  }
+  SECTION("a frame of 2^40 bytes") {
+    connection.Say(GreetingAndReady());
+    REQUIRE(connection.Read(kAnswerBytes));
+    connection.Say(Text(std::string_view("\2\0\0\1\0\0\0\0\0", 9)));
+    REQUIRE(connection.WaitForEnd());
+    REQUIRE(WaitForStrangers(*link.server, &StrangerCounters::never_spoke, 1));
+  }
+  SECTION("a header that is none") {
+    connection.Say(GreetingAndReady());
+    REQUIRE(connection.Read(kAnswerBytes));
+    connection.Say(Text(std::string_view("\0\3abc", 5)));
+    REQUIRE(WaitForStrangers(*link.server, &StrangerCounters::bad_headers, 1));
+    REQUIRE(connection.WaitForEnd());
+  }
+  SECTION("a message before our side of the handshake is done") {
+    std::vector<std::byte> bytes = GreetingAndReady();
+    for (const std::byte b : Text(std::string_view("\0\3abc", 5))) bytes.push_back(b);
+    connection.Say(bytes);
+    REQUIRE(connection.WaitForEnd());
+    REQUIRE(WaitForStrangers(*link.server, &StrangerCounters::not_zmtp, 1));
+  }
+  CAPTURE(link.server->traffic().strangers.Describe());
+  REQUIRE(link.server->traffic().strangers.Describe() != "none");
+  REQUIRE(link.Send(2, {}).ok());
+  REQUIRE(link.at_server.WaitForMessages(2));
+  REQUIRE(link.at_client.downs() == 0);
+}
+
+TEST_CASE("many silent connections make room for those that speak", "[transport][zmq]") {
+  ZmqLoopOptions options;
+  options.max_silent = 8;
+  ZmqFabric fabric(options);
+  Link2 link(fabric);
+  REQUIRE(link.Start());
+  REQUIRE(link.Send(1, {}).ok());
+  REQUIRE(link.at_server.WaitForMessages(1));
+  constexpr std::size_t kSilent = 40;
+  std::vector<std::unique_ptr<RawConnection>> silent;
+  for (std::size_t i = 0; i < kSilent; ++i) {
+    silent.push_back(std::make_unique<RawConnection>(PortOf(link.listening)));
+    REQUIRE(silent.back()->connected());
+  }
+  REQUIRE(
+      WaitForStrangers(*link.server, &StrangerCounters::never_spoke, kSilent - options.max_silent));
+  REQUIRE(silent.front()->WaitForEnd());
+  REQUIRE(link.Send(2, {}).ok());
+  REQUIRE(link.at_server.WaitForMessages(2));
+  REQUIRE(link.at_client.downs() == 0);
+}
+
+TEST_CASE("a name is tried at every address it has", "[transport][zmq]") {
+  const auto resolved = ResolveTcp("tcp://localhost:1");
+  if (!resolved.ok()) {
+    WARN("this host does not know localhost: " << resolved.status().ToString());
+    return;
+  }
+  // Whichever comes first, at most one of them has somebody who listens.
+  for (const std::string& address : *resolved) {
+    CAPTURE(address);
+    Recorder at_server;
+    Recorder at_client;
+    const auto server = MakeZmqLoop({});
+    const std::string any = address.substr(0, address.rfind(':')) + ":0";
+    const auto listening = server->Listen(any);
+    if (!listening.ok()) {
+      WARN(listening.status().ToString());
+      continue;
+    }
+    REQUIRE(server->Start(&at_server, "server").ok());
+    const auto client = MakeZmqLoop({});
+    REQUIRE(client->Start(&at_client, "client").ok());
+    const std::string name = "tcp://localhost:" + std::to_string(PortOf(*listening));
+    const PeerId peer = RunOn(*client, [&] { return client->Connect(name); }).value();
+    REQUIRE(at_client.WaitForUps(1));
+    REQUIRE(RunOn(*client, [&] { return client->Send(peer, Link2::Numbered(1), {}); }).ok());
+    REQUIRE(at_server.WaitForMessages(1));
+    client->Stop();
+    server->Stop();
+  }
 }
 
 TEST_CASE("a path works like a port", "[transport][zmq]") {
