@@ -384,6 +384,12 @@ std::map<std::string, std::string> ProcessEnvironment() {
   return found;
 }
 
+std::map<std::string, std::string> GradwireEnvironment() {
+  auto found = ProcessEnvironment();
+  std::erase_if(found, [](const auto& entry) { return !entry.first.starts_with(kPrefix); });
+  return found;
+}
+
 std::map<std::string, std::string> SharedConfig(const Config& config) {
   std::map<std::string, std::string> shared;
   for (const Key& key : Keys()) {

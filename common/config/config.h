@@ -120,6 +120,8 @@ Status SetKey(const std::string& path, const std::string& text, const std::strin
 
 /// This process's environment as a map.
 std::map<std::string, std::string> ProcessEnvironment();
+/// The part of it that is Gradwire's own (GRADWIRE_* only).
+std::map<std::string, std::string> GradwireEnvironment();
 
 /// The part of a configuration that workers and servers must share, as keys and values in written
 /// form; exchanged at the handshake.

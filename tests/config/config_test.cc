@@ -418,11 +418,14 @@ TEST_CASE("the environment of this process is read", "[config][unit]") {
   REQUIRE(setenv("GRADWIRE_PARTITION_CREDIT", "1MiB=", 1) == 0);
   REQUIRE(setenv("NOT_GRADWIRE_X", "1", 1) == 0);
   const std::map<std::string, std::string> found = ProcessEnvironment();
+  const std::map<std::string, std::string> own = GradwireEnvironment();
   unsetenv("GRADWIRE_PARTITION_CREDIT");
   unsetenv("NOT_GRADWIRE_X");
   REQUIRE(found.contains("GRADWIRE_PARTITION_CREDIT"));
   CHECK(found.at("GRADWIRE_PARTITION_CREDIT") == "1MiB=");
   CHECK(found.at("NOT_GRADWIRE_X") == "1");
+  CHECK(own.contains("GRADWIRE_PARTITION_CREDIT"));
+  CHECK_FALSE(own.contains("NOT_GRADWIRE_X"));
 }
 
 /// A configuration that differs from the default in every key that can.
