@@ -12,7 +12,6 @@ but the job itself can be the reason.
 """
 
 import concurrent.futures
-import datetime
 import os
 import pathlib
 import random
@@ -75,6 +74,12 @@ def processes_with(mark):
     return found
 
 
+def listening_ports():
+    with open("/proc/net/tcp", encoding="ascii") as file:
+        rows = [line.split() for line in list(file)[1:]]
+    return {str(int(row[1].split(":")[1], 16)) for row in rows if row[3] == "0A"}
+
+
 def kill(pid, number):
     try:
         os.kill(pid, number)
@@ -105,6 +110,7 @@ def lost_line(role, rank):
     return re.compile(rf"\b{role} {rank}{extra} at [^\s,]*\d[^\s,]*(?: \([^)]*\))? is lost\b")
 
 
+ERROR_LINE = re.compile(r"(?m)^\d{4}-\d\d-\d\d\S* error ")
 ANY_LOST = re.compile(r"\b(worker|server) (\d+)[^:;]{0,200}? is lost\b")
 
 
@@ -145,7 +151,6 @@ class Job:
                        if not key.startswith(("GRADWIRE_", "DMLC_", "BYTEPS_", "SLURM_", "OMPI_"))}
         key, value = self.mark.split("=")
         environment[key] = value
-        environment["TZ"] = "UTC"  # for the log's times
         return environment
 
     def everyone(self):
@@ -205,25 +210,20 @@ class Job:
         return any(not is_running(pid) for pid in self.members.values())
 
     def wait_ended(self, members, since, limit_s):
-        """{member: seconds since the fault}, without those that still run."""
-        ended = {}
-        while len(ended) < len(members):
+        """Waits until they have ended. Returns {member: seconds since the fault} of their first errors
+        and of their ends; who still runs is in neither."""
+        noticed, ended = {}, {}
+        while True:
             now = time.monotonic() - since
             for member in members:
+                # Seen here and not read from the log: the wall clock may be set at any time.
                 if member not in ended and not is_running(self.members[member]):
                     ended[member] = now
-            if now > limit_s:
-                break
-            time.sleep(0.01)
-        return ended
-
-    def first_error_at(self, member):
-        """When its log has its first error, in the wall clock's seconds; None without one."""
-        match = re.search(r"(?m)^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+)\S* error ", self.errors(member))
-        if not match:
-            return None
-        moment = datetime.datetime.fromisoformat(match[1] + "+00:00")
-        return moment.timestamp()
+                if member not in noticed and ERROR_LINE.search(self.errors(member)):
+                    noticed[member] = now
+            if len(ended) == len(members) or now > limit_s:
+                return noticed, ended
+            time.sleep(0.02)
 
     def finish(self):
         """The launcher's exit code, and with it what it says of the others'."""
@@ -246,21 +246,16 @@ class Job:
                          f"{self.errors(member)[-3000:]}")
         return "\n".join(parts)
 
-    def addresses(self):
+    def ports(self):
         return set(re.findall(r"tcp://(?:127\.0\.0\.1):(\d+)",
                               "".join(self.errors(member) for member in self.everyone())))
 
     def nothing_left(self):
         wait_until(lambda: not processes_with(self.mark), "every process to end", 60)
-        listening = set()
-        with open("/proc/net/tcp", encoding="ascii") as file:
-            for line in list(file)[1:]:
-                fields = line.split()
-                if fields[3] == "0A":
-                    listening.add(str(int(fields[1].split(":")[1], 16)))
-        left = self.addresses() & listening
-        if left and not self.is_elsewhere:
-            raise AssertionError(f"still listened on: {left}")
+        if not self.is_elsewhere:
+            # A process that ends gives up its environment a moment before its sockets.
+            ports = self.ports()
+            wait_until(lambda: not ports & listening_ports(), f"nobody to listen on one of {ports}", 20)
 
     is_elsewhere = False
 
@@ -354,7 +349,6 @@ def hit(job, moment):
         # Who is not there yet will come: the launcher starts all at once.
         job.find(moment.victim or (SERVER, 0))
     fault_at = time.monotonic()
-    fault_at_wall = time.time()
     if moment.victim is None:
         kill(job.launcher.pid, signal.SIGKILL)
         job.launcher.wait(PATIENCE_S)
@@ -372,10 +366,10 @@ def hit(job, moment):
         job.find(*survivors)
     # If it was hit before anybody knew it, it is the start that fails, later.
     bound = START_S + NOTICE_S if moment.in_start else NOTICE_S
-    ended = job.wait_ended(survivors, fault_at, bound + CLOSE_S + PATIENCE_S / 4)
+    noticed, ended = job.wait_ended(survivors, fault_at, bound + CLOSE_S + PATIENCE_S / 4)
     hanging = [member for member in survivors if member not in ended]
     victim_hangs = moment.fault == "cut" and not hanging and not job.wait_ended(
-        [moment.victim], fault_at, bound + CLOSE_S + PATIENCE_S / 4)
+        [moment.victim], fault_at, bound + CLOSE_S + PATIENCE_S / 4)[1]
     if hanging or victim_hangs:
         raise AssertionError(f"{hanging or moment.victim} still run(s), "
                              f"{time.monotonic() - fault_at:.0f} s after the fault\n{job.report()}")
@@ -401,7 +395,7 @@ def hit(job, moment):
                 problems.append(f"{who} gives exit code {code}, expected 3 or 5")
             if not names_it(*moment.victim, text):
                 problems.append(f"{who} does not name the victim")
-        if job.first_error_at(member) is None:
+        if member not in noticed:
             problems.append(f"{who} logs no error")
         for role, rank in ANY_LOST.findall(text):
             if (role, int(rank)) != moment.victim:
@@ -416,7 +410,6 @@ def hit(job, moment):
         problems.append(str(error))
     if problems:
         raise AssertionError("\n".join(dict.fromkeys(problems)) + "\n" + job.report())
-    noticed = {member: job.first_error_at(member) - fault_at_wall for member in survivors}
     for what, times, limit in (("noticed", noticed, bound), ("ended", ended, bound + CLOSE_S)):
         last = max(times, key=times.get)
         if times[last] > limit:
@@ -587,7 +580,8 @@ class EndingTest(unittest.TestCase):
         job = self.job(settings=[f"timeouts.start={START_S // 2}s"],
                        command=self.split(self.worker(10), "exec sleep 1000"))
         job.find((SERVER, 0), (SERVER, 1), (WORKER, 0))
-        self.assertEqual(len(job.wait_ended(list(job.members), time.monotonic(), PATIENCE_S)), 3)
+        _, ended = job.wait_ended(list(job.members), time.monotonic(), PATIENCE_S)
+        self.assertEqual(len(ended), 3, job.report())
         for pid, environment in processes_with(job.mark).items():
             if environment.get("GRADWIRE_RANK") == "1" and environment.get("GRADWIRE_ROLE") == WORKER:
                 kill(pid, signal.SIGTERM)
