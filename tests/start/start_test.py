@@ -345,6 +345,10 @@ class NameTest(StartTest):
     def test_a_name_with_an_unreachable_ipv6_address_is_connected_to(self):
         self.run_through_name("2001:db8::77 ps\n127.0.0.1 ps\n")
 
+    def test_a_name_whose_first_address_is_dead_is_connected_to(self):
+        # One where nobody listens, and one that no network leads to (RFC 5737).
+        self.run_through_name("127.0.0.3 ps\n203.0.113.77 ps\n127.0.0.1 ps\n")
+
 
 class JobTest(StartTest):
     def test_two_jobs_with_equal_ids_and_free_ports_never_meet(self):
