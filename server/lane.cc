@@ -1,6 +1,7 @@
 #include "server/lane.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -8,13 +9,22 @@
 
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "common/transport/address.h"
 
 namespace gradwire {
 namespace {
 
+using std::chrono::milliseconds;
+
 // Receipts are batched until the queue runs empty, but a worker with a small credit must not wait
 // for that behind a long queue.
 constexpr std::size_t kReceiptEveryBytes = 256 * 1024;
+
+// How often a server says that it has no connection to the root yet.
+constexpr std::chrono::seconds kReportEvery(3);
+
+// What one look at an address may take, for an error's text.
+constexpr int kProbeMs = 500;
 
 // Peers that get an answer to a hello that is refused; further ones are only counted.
 constexpr std::size_t kMaxRefusedPeers = 1024;
@@ -23,6 +33,16 @@ constexpr std::size_t kMaxRefusedPeers = 1024;
 std::string ErrorText(const Payload& payload) {
   constexpr std::size_t kMost = 4096;
   return std::string(AsText(payload.bytes.first(std::min(payload.size(), kMost))));
+}
+
+// The interval of signs of life where the configuration leaves it open: several of them fit into
+// the time after which silence counts.
+int AutoHeartbeatMs(const Config& config) {
+  return std::clamp(config.timeouts.dead_after_ms / 8, 20, 1000);
+}
+
+int HeartbeatMs(const Config& config) {
+  return config.timeouts.heartbeat_ms > 0 ? config.timeouts.heartbeat_ms : AutoHeartbeatMs(config);
 }
 
 double Seconds(std::chrono::steady_clock::duration duration) {
@@ -58,7 +78,7 @@ Status Lane::Start(std::vector<std::string> lane_addresses, const CompressorRegi
   if (server_ == 0 && lane_ == 0) {
     root_ = std::make_unique<Root>(config_, registry, lane_addresses_, *this);
   }
-  started_at_ = last_progress_ = last_report_ = root_lost_at_ = Clock::now();
+  started_at_ = last_tick_ = last_report_ = root_last_heard_ = Clock::now();
   GRADWIRE_RETURN_IF_ERROR(loop_->Start(this, fmt::format("gw-lane-{}", lane_)));
   loop_->Post([this] {
     if (server_ > 0 && lane_ == 0) {
@@ -90,11 +110,12 @@ void Lane::OnMessage(PeerId from, const Header& header, Payload payload) {
     return;
   }
   if (const auto server = servers_.find(from); server != servers_.end()) {
-    server->second.second = Clock::now();
+    Life& life = server->second;
+    life.last_heard = Clock::now();
     if (header.kind == MessageKind::kPlanAck) {
-      root_->OnPlanAck(server->second.first, header.plan_version);
+      root_->OnPlanAck(life.name.rank, header.plan_version);
     } else if (header.kind == MessageKind::kError) {
-      Fail({header.error, fmt::format("server {}: {}", server->second.first, ErrorText(payload))});
+      Fail({header.error, fmt::format("{}: {}", Describe(life.name), ErrorText(payload))});
     }
     return;
   }
@@ -109,37 +130,37 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
     return;
   }
   const Hello& hello = *parsed;
+  const std::string address = loop_->SenderAddress();
+  const std::string who = Describe(NameOf(hello, address));
   if (hello.protocol_version != kProtocolVersion) {
-    Refuse(from, InvalidArgument(fmt::format("{} {} speaks protocol version {}, this server {}",
-                                             RoleName(hello.role), hello.rank,
+    Refuse(from, InvalidArgument(fmt::format("{} speaks protocol version {}, this server {}", who,
                                              hello.protocol_version, kProtocolVersion)));
     return;
   }
   if (hello.job_id != config_.job.id) {
-    Refuse(from, InvalidArgument(fmt::format("{} {} belongs to job '{}', this server to job '{}'",
-                                             RoleName(hello.role), hello.rank, hello.job_id,
-                                             config_.job.id)));
+    Refuse(from, InvalidArgument(fmt::format("{} belongs to job '{}', this server to job '{}'", who,
+                                             hello.job_id, config_.job.id)));
     return;
   }
   if (hello.role == Role::kWorker) {
     if (hello.rank >= workers_.size()) {
-      Refuse(from, InvalidArgument(fmt::format("worker {} is out of range: the job has {} workers",
-                                               hello.rank, workers_.size())));
+      Refuse(from, InvalidArgument(fmt::format("{} is out of range: the job has {} workers", who,
+                                               workers_.size())));
       return;
     }
     const Worker& known = workers_[hello.rank];
     if (known.incarnation != 0 && known.incarnation != hello.incarnation) {
-      Refuse(from, InvalidArgument(fmt::format("worker {} is already in the job in another "
-                                               "incarnation; a restart inside a running job is "
-                                               "not possible",
-                                               hello.rank)));
+      // After a failure the newcomer hears of that: it is what has ended its first life.
+      Refuse(from, failure_.ok() ? RefuseTakenRank(NameOf(hello, address), known.life.name,
+                                                   !IsRoot() || root_->everyone_is_here())
+                                 : failure_);
       return;
     }
     // Connections are read in any order: a hello of one that has been cut meanwhile may come late.
     if (known.incarnation != 0 && header.sequence <= known.hello) return;
     workers_[hello.rank].hello = header.sequence;
     // Attached first: the root answers through the new connection.
-    Attach(from, hello);
+    Attach(from, hello, address);
     if (!failure_.ok()) {
       Tell(workers_[hello.rank]);
       return;
@@ -151,28 +172,35 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
       return;
     }
   } else if (!IsRoot()) {
-    Refuse(from, InvalidArgument("this is not the root: servers say hello to the root"));
+    Refuse(from,
+           InvalidArgument(fmt::format(
+               "{} says hello to server {} lane {}, which is not the root: `endpoint` must be "
+               "where server 0 listens",
+               who, server_, lane_)));
+    return;
+  } else if (!failure_.ok()) {
+    Refuse(from, failure_);
     return;
   }
-  last_progress_ = Clock::now();
-  if (Status status = root_->OnHello(from, hello); !status.ok()) {
+  if (Status status = root_->OnHello(from, hello, address); !status.ok()) {
     Refuse(from, status);
     return;
   }
   if (hello.role == Role::kServer) {
-    std::erase_if(servers_, [&](const auto& entry) { return entry.second.first == hello.rank; });
-    servers_[from] = {hello.rank, Clock::now()};
+    std::erase_if(servers_,
+                  [&](const auto& entry) { return entry.second.name.rank == hello.rank; });
+    servers_[from] = {NameOf(hello, address), true, Clock::now()};
   }
 }
 
-void Lane::Attach(PeerId peer, const Hello& hello) {
+void Lane::Attach(PeerId peer, const Hello& hello, const std::string& address) {
   Worker& worker = workers_[hello.rank];
   if (worker.peer != 0) ranks_.erase(worker.peer);
   worker.peer = peer;
   worker.incarnation = hello.incarnation;
   worker.held = 0;
   worker.unreceipted_bytes = 0;
-  worker.last_heard = Clock::now();
+  worker.life = {NameOf(hello, address), true, Clock::now()};
   ranks_[peer] = hello.rank;
 }
 
@@ -181,6 +209,10 @@ void Lane::Refuse(PeerId peer, const Status& status) {
   // One answer a peer, so that a flood of hellos does not fill the queue to a peer that never
   // reads.
   if (refused_peers_.size() >= kMaxRefusedPeers || !refused_peers_.insert(peer).second) return;
+  SendError(peer, status);
+}
+
+void Lane::SendError(PeerId peer, const Status& status) {
   Header header;
   header.kind = MessageKind::kError;
   header.error = status.code();
@@ -197,11 +229,13 @@ void Lane::LogRefusal(const std::string& text) {
 
 void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload payload) {
   Worker& worker = workers_[rank];
-  worker.last_heard = Clock::now();
+  const Clock::time_point now = Clock::now();
+  worker.life.last_heard = now;
   if (failed_) return;
   if (header.incarnation != worker.incarnation || header.rank != rank) {
-    LogRefusal(fmt::format("{} from worker {}'s connection names worker {} in incarnation {:x}",
-                           MessageKindName(header.kind), rank, header.rank, header.incarnation));
+    LogRefusal(fmt::format("{} from the connection of {} names worker {} in incarnation {:x}",
+                           MessageKindName(header.kind), Describe(worker.life.name), header.rank,
+                           header.incarnation));
     return;
   }
   switch (header.kind) {
@@ -212,8 +246,7 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
         worker.receipt_due = true;
         receipts_due_.push_back(rank);
       }
-      last_progress_ = worker.last_heard;
-      shard_.OnPush(rank, header, std::move(payload));
+      shard_.OnPush(rank, header, std::move(payload), now);
       if (worker.unreceipted_bytes >= receipt_every_bytes_) SendReceipt(worker);
       return;
     case MessageKind::kRepull:
@@ -234,31 +267,30 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
       auto declare = ParseDeclare(payload.bytes);
       if (!declare.ok()) {
         Fail({declare.status().code(),
-              fmt::format("worker {}: {}", rank, declare.status().message())});
+              fmt::format("{}: {}", Describe(worker.life.name), declare.status().message())});
         return;
       }
-      last_progress_ = worker.last_heard;
-      root_->OnDeclare(rank, std::move(declare).value());
+      root_->OnDeclare(rank, std::move(declare).value(), now);
       return;
     }
     case MessageKind::kBarrier:
       if (!IsRoot()) break;
-      last_progress_ = worker.last_heard;
-      root_->OnBarrier(rank, header.round);
+      root_->OnBarrier(rank, header.round, now);
       return;
     case MessageKind::kError:
-      Fail({header.error, fmt::format("worker {}: {}", rank, ErrorText(payload))});
+      Fail({header.error, fmt::format("{}: {}", Describe(worker.life.name), ErrorText(payload))});
       return;
     case MessageKind::kHeartbeat:
       return;
     default:
       break;
   }
-  LogRefusal(fmt::format("worker {} sent a {}, which a {} does not take", rank,
+  LogRefusal(fmt::format("{} sent a {}, which a {} does not take", Describe(worker.life.name),
                          MessageKindName(header.kind), IsRoot() ? "root" : "server"));
 }
 
 void Lane::OnRootMessage(const Header& header, const Payload& payload) {
+  root_last_heard_ = Clock::now();
   switch (header.kind) {
     case MessageKind::kPlan: {
       auto plan = ParsePlan(payload.bytes);
@@ -293,6 +325,7 @@ void Lane::OnPlanInstalled(std::uint64_t version) {
 void Lane::OnUp(PeerId peer) {
   if (peer != root_peer_) return;
   root_is_up_ = root_was_up_ = true;
+  root_last_heard_ = Clock::now();
   Header header;
   header.kind = MessageKind::kHello;
   header.rank = server_;
@@ -305,13 +338,13 @@ void Lane::OnUp(PeerId peer) {
   hello.incarnation = incarnation_;
   hello.shared_config = SharedConfig(config_);
   hello.lane_addresses = lane_addresses_;
+  hello.host = OwnHostName();
+  hello.pid = static_cast<std::uint64_t>(getpid());
   Send(peer, header, Serialize(hello));
 }
 
 void Lane::OnDown(PeerId peer) {
-  if (peer != root_peer_) return;
-  root_is_up_ = false;
-  root_lost_at_ = Clock::now();
+  if (peer == root_peer_) root_is_up_ = false;
 }
 
 void Lane::OnIdle() {
@@ -361,6 +394,8 @@ void Lane::InstallLocally(std::shared_ptr<const Plan> plan) {
 void Lane::Fail(Status status) {
   if (failed_) return;
   failed_ = true;
+  // At once: telling everybody may take a moment, and whoever looks here wants the reason first.
+  LogError(IsRoot() ? "root" : "lane", "the job has failed", {Field("reason", status.message())});
   owner_.OnLaneFailed(std::move(status));
 }
 
@@ -372,21 +407,12 @@ void Lane::Announce(const Status& status) {
   for (Worker& worker : workers_) {
     if (worker.peer != 0) Tell(worker);
   }
-  Header header;
-  header.kind = MessageKind::kError;
-  header.error = status.code();
-  const ByteView view = AsBytes(status.message());
-  const std::vector<std::byte> text(view.begin(), view.end());
-  for (const auto& [peer, server] : servers_) Send(peer, header, text);
-  if (root_peer_ != 0 && root_is_up_) Send(root_peer_, header, text);
+  for (const auto& [peer, server] : servers_) SendError(peer, status);
+  if (root_peer_ != 0 && root_is_up_) SendError(root_peer_, status);
 }
 
 void Lane::Tell(Worker& worker) {
-  Header header;
-  header.kind = MessageKind::kError;
-  header.error = failure_.code();
-  const ByteView text = AsBytes(failure_.message());
-  Send(worker.peer, header, {text.begin(), text.end()});
+  SendError(worker.peer, failure_);
   worker.told_failure = true;
   if (std::all_of(workers_.begin(), workers_.end(),
                   [](const Worker& each) { return each.told_failure || each.said_goodbye; }) &&
@@ -402,79 +428,134 @@ void Lane::CheckThatNobodyWaitsForTheGone() {
     std::string waits = shard_.DescribeRoundThatWaitsFor(rank);
     if (waits.empty() && IsRoot()) waits = root_->DescribeCallThatWaitsFor(rank);
     if (waits.empty()) continue;
-    Fail(InvalidArgument(
-        fmt::format("worker {} has left, and others wait for it: {}", rank, waits)));
+    Fail(Unavailable(fmt::format("{} has left, and others wait for it: {}",
+                                 Describe(workers_[rank].life.name), waits)));
     return;
   }
 }
 
 void Lane::Tick() {
   const Clock::time_point now = Clock::now();
-  const Config::Timeouts& timeouts = config_.timeouts;
-  const auto ms = [](int count) { return std::chrono::milliseconds(count); };
-  if (!failed_ && IsRoot() && !root_->everyone_is_here()) {
-    if (now - started_at_ > ms(timeouts.start_ms)) {
-      Fail(Timeout(fmt::format("not started within {:.1f} s: missing {}",
-                               timeouts.start_ms / 1000.0, root_->DescribeMissing())));
-    } else if (now - last_report_ > ms(3000)) {
-      last_report_ = now;
-      LogInfo("root", "waiting",
-              {Field("missing", root_->DescribeMissing()),
-               Field("seconds", fmt::format("{:.0f}", Seconds(now - started_at_)))});
-    }
-  }
+  SendHeartbeats(now);
+  if (!failed_ && IsRoot()) root_->WatchStart(now);
   if (!failed_) CheckThatNobodyWaitsForTheGone();
-  if (!failed_) {
-    for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
-      const Worker& worker = workers_[rank];
-      if (worker.peer == 0 || worker.said_goodbye) continue;
-      if (now - worker.last_heard > ms(timeouts.dead_after_ms)) {
-        Fail(Unavailable(fmt::format("worker {} is lost: nothing heard for {:.1f} s", rank,
-                                     Seconds(now - worker.last_heard))));
-        break;
-      }
-    }
-    for (const auto& [peer, server] : servers_) {
-      if (now - server.second > ms(timeouts.dead_after_ms)) {
-        Fail(Unavailable(fmt::format("server {} is lost: nothing heard for {:.1f} s", server.first,
-                                     Seconds(now - server.second))));
-        break;
-      }
-    }
-    if (root_peer_ != 0 && !root_is_up_) {
-      const int limit = root_was_up_ ? timeouts.dead_after_ms : timeouts.start_ms;
-      if (now - root_lost_at_ > ms(limit)) {
-        Fail(Unavailable(fmt::format("the root at {} is lost: no connection for {:.1f} s",
-                                     config_.endpoint, Seconds(now - root_lost_at_))));
-      }
+  // A process that was stopped, or a thread that has computed for long, finds everybody silent: it
+  // reads first what they have said meanwhile.
+  const bool is_late = now - last_tick_ > milliseconds(config_.timeouts.dead_after_ms / 2);
+  last_tick_ = now;
+  if (!failed_ && !is_late) CheckThatAllAreAlive(now);
+  if (!failed_ && !is_late) CheckStalls(now);
+  if (failed_) return;
+  loop_->PostAfter(std::min(AutoHeartbeatMs(config_), HeartbeatMs(config_)), [this] { Tick(); });
+}
+
+void Lane::SendHeartbeats(Clock::time_point now) {
+  // A timer is a little early or late.
+  if (now - last_heartbeat_ < milliseconds(HeartbeatMs(config_) * 9 / 10)) return;
+  last_heartbeat_ = now;
+  Header heartbeat;
+  heartbeat.kind = MessageKind::kHeartbeat;
+  heartbeat.rank = server_;
+  heartbeat.incarnation = incarnation_;
+  // The listening side learns only by sending that a connection is gone.
+  for (Worker& worker : workers_) {
+    if (worker.peer == 0 || worker.said_goodbye) continue;
+    worker.life.up = loop_->Send(worker.peer, heartbeat, {}).ok();
+  }
+  for (auto& [peer, life] : servers_) life.up = loop_->Send(peer, heartbeat, {}).ok();
+  if (root_peer_ != 0 && root_is_up_) (void)loop_->Send(root_peer_, heartbeat, {});
+}
+
+void Lane::CheckThatAllAreAlive(Clock::time_point now) {
+  for (const Worker& worker : workers_) {
+    if (worker.peer != 0 && !worker.said_goodbye) CheckThatLifeIsThere(worker.life, now);
+  }
+  for (const auto& [peer, life] : servers_) CheckThatLifeIsThere(life, now);
+  if (root_peer_ != 0) CheckTheRoot(now);
+}
+
+void Lane::CheckThatLifeIsThere(const Life& life, Clock::time_point now) {
+  if (life.up || now - life.last_heard <= milliseconds(config_.timeouts.dead_after_ms)) return;
+  Fail(Unavailable(fmt::format("{} is lost: nothing heard for {:.1f} s and its connection is down",
+                               Describe(life.name), Seconds(now - life.last_heard))));
+}
+
+void Lane::CheckTheRoot(Clock::time_point now) {
+  if (root_is_up_) return;
+  const Config::Timeouts& timeouts = config_.timeouts;
+  const Clock::duration silence = now - root_last_heard_;
+  if (root_was_up_) {
+    if (silence <= milliseconds(timeouts.dead_after_ms)) return;
+    Fail(Unavailable(
+        fmt::format("server 0 (the root) at {} is lost: nothing heard for {:.1f} s and its "
+                    "connection is down",
+                    config_.endpoint, Seconds(silence))));
+    return;
+  }
+  if (silence > milliseconds(timeouts.start_ms)) {
+    Fail(
+        Timeout(fmt::format("not started within {:.1f} s (timeouts.start): server {} has no "
+                            "connection to the root at {}: {}",
+                            timeouts.start_ms / 1000.0, server_, config_.endpoint,
+                            DescribeReachability(config_.endpoint, kProbeMs))));
+  } else if (now - last_report_ >= kReportEvery) {
+    last_report_ = now;
+    LogInfo("lane", "waiting for the root",
+            {Field("endpoint", config_.endpoint),
+             Field("seconds", fmt::format("{:.0f}", Seconds(silence))),
+             Field("deadline_seconds", fmt::format("{:.0f}", timeouts.start_ms / 1000.0))});
+  }
+}
+
+void Lane::CheckStalls(Clock::time_point now) {
+  const milliseconds stop(config_.timeouts.stall_stop_ms);
+  const milliseconds warn = std::min(milliseconds(config_.timeouts.stall_warn_ms), stop);
+  Shard::OldRounds rounds = shard_.FindOldRounds(now - warn);
+  std::vector<OpenCall> calls = std::move(rounds.oldest);
+  std::size_t count = rounds.count;
+  if (IsRoot()) {
+    for (OpenCall& call : root_->OpenCalls()) {
+      if (call.since >= now - warn) continue;
+      ++count;
+      calls.push_back(std::move(call));
     }
   }
-  if (!failed_ && root_peer_ != 0 && root_is_up_) {
-    Header heartbeat;
-    heartbeat.kind = MessageKind::kHeartbeat;
-    heartbeat.rank = server_;
-    heartbeat.incarnation = incarnation_;
-    (void)loop_->Send(root_peer_, heartbeat, {});
+  if (count == 0) return;
+  std::sort(calls.begin(), calls.end(),
+            [](const OpenCall& a, const OpenCall& b) { return a.since < b.since; });
+  const Clock::duration age = now - calls.front().since;
+  if (age >= stop) {
+    Fail(Timeout(fmt::format("stalled for {:.1f} s (timeouts.stall_stop): {}", Seconds(age),
+                             DescribeStall(std::move(calls), count, now))));
+  } else if (now - last_report_ >= warn) {
+    last_report_ = now;
+    LogWarn("lane", "stalled",
+            {Field("seconds", fmt::format("{:.1f}", Seconds(age))), Field("open", count),
+             Field("oldest", DescribeStall(std::move(calls), count, now))});
   }
-  if (!failed_ && now - last_progress_ > ms(timeouts.stall_warn_ms) &&
-      now - last_report_ > ms(timeouts.stall_warn_ms)) {
-    std::string open = shard_.DescribeOpenRounds();
-    if (IsRoot()) {
-      const std::string calls = root_->DescribeOpenCalls();
-      if (!calls.empty()) open += (open.empty() ? "" : "; ") + calls;
-    }
-    if (!open.empty()) {
-      last_report_ = now;
-      LogWarn("lane", "stalled",
-              {Field("seconds", fmt::format("{:.0f}", Seconds(now - last_progress_))),
-               Field("open", open)});
-      if (now - last_progress_ > ms(timeouts.stall_stop_ms)) {
-        Fail(Timeout(fmt::format("stalled for {:.0f} s: {}", Seconds(now - last_progress_), open)));
-      }
-    }
+}
+
+std::string Lane::DescribeStall(std::vector<OpenCall> calls, std::size_t count,
+                                Clock::time_point now) const {
+  constexpr std::size_t kMostCalls = 5;
+  constexpr std::size_t kMostWorkers = 4;
+  if (calls.size() > kMostCalls) calls.resize(kMostCalls);
+  std::string text;
+  std::vector<bool> missing(workers_.size(), false);
+  for (const OpenCall& call : calls) {
+    text += (text.empty() ? "" : "; ") + Describe(call, now);
+    for (const std::uint32_t rank : call.missing) missing[rank] = true;
   }
-  if (!failed_)
-    loop_->PostAfter(std::clamp(timeouts.dead_after_ms / 8, 20, 1000), [this] { Tick(); });
+  if (count > calls.size()) text += fmt::format("; and {} more", count - calls.size());
+  std::size_t named = 0;
+  for (const Worker& worker : workers_) {
+    const auto rank = static_cast<std::size_t>(&worker - workers_.data());
+    if (!missing[rank] || worker.peer == 0 || ++named > kMostWorkers) continue;
+    text += fmt::format("{}{}{}", named == 1 ? "; missing: " : ", ", Describe(worker.life.name),
+                        worker.life.up ? "" : ", whose connection is down");
+  }
+  if (named > kMostWorkers) text += fmt::format(" and {} more", named - kMostWorkers);
+  return text;
 }
 
 }  // namespace gradwire

@@ -13,6 +13,7 @@
 #include "common/config/config.h"
 #include "common/transport/loop.h"
 #include "common/wire/control.h"
+#include "server/describe.h"
 #include "server/root.h"
 #include "server/shard.h"
 
@@ -64,16 +65,23 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// What is known of the life of a process that has said hello here.
+  struct Life {
+    MemberName name;
+    bool up = false;  // the last heartbeat to it could be sent
+    Clock::time_point last_heard;
+  };
+
   struct Worker {
     PeerId peer = 0;
     std::uint64_t incarnation = 0;
+    Life life;
     std::uint64_t hello = 0;            // number of its last hello
     std::uint64_t held = 0;             // last push of this connection that is here
     std::size_t unreceipted_bytes = 0;  // since the last receipt
     bool receipt_due = false;
     bool said_goodbye = false;
     bool told_failure = false;
-    Clock::time_point last_heard;
   };
 
   void OnMessage(PeerId from, const Header& header, Payload payload) override;
@@ -89,13 +97,21 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   void OnHello(PeerId from, const Header& header, const Payload& payload);
   void OnRootMessage(const Header& header, const Payload& payload);
   void OnWorkerMessage(std::uint32_t rank, const Header& header, Payload payload);
-  void Attach(PeerId peer, const Hello& hello);
+  void Attach(PeerId peer, const Hello& hello, const std::string& address);
   void Refuse(PeerId peer, const Status& status);
+  void SendError(PeerId peer, const Status& status);
   void LogRefusal(const std::string& text);
   void CheckThatNobodyWaitsForTheGone();
   void SendReceipt(Worker& worker);
   void Tell(Worker& worker);
   void Tick();
+  void SendHeartbeats(Clock::time_point now);
+  void CheckThatAllAreAlive(Clock::time_point now);
+  void CheckThatLifeIsThere(const Life& life, Clock::time_point now);
+  void CheckTheRoot(Clock::time_point now);
+  void CheckStalls(Clock::time_point now);
+  std::string DescribeStall(std::vector<OpenCall> calls, std::size_t count,
+                            Clock::time_point now) const;
   bool IsRoot() const { return root_ != nullptr; }
 
   const Config config_;
@@ -111,14 +127,15 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
 
   std::vector<Worker> workers_;  // [rank]
   std::unordered_map<PeerId, std::uint32_t> ranks_;
-  std::unordered_map<PeerId, std::pair<std::uint32_t, Clock::time_point>> servers_;  // root only
+  std::unordered_map<PeerId, Life> servers_;  // root only: the others
   std::vector<std::uint32_t> receipts_due_;
   PeerId root_peer_ = 0;  // lane 0 of servers other than the root
-  Clock::time_point root_lost_at_;
+  Clock::time_point root_last_heard_;
   bool root_is_up_ = false;
   bool root_was_up_ = false;
   Clock::time_point started_at_;
-  Clock::time_point last_progress_;
+  Clock::time_point last_tick_;
+  Clock::time_point last_heartbeat_;
   Clock::time_point last_report_;
   std::uint32_t goodbyes_ = 0;
   std::uint64_t refused_ = 0;

@@ -1,6 +1,7 @@
 #include "server/root.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string_view>
@@ -20,7 +21,32 @@ void LogLines(LogLevel level, std::string_view text) {
   }
 }
 
+// Two lists of the same tensors in another order look like any other difference at the first
+// position; people look for it longest.
+std::string DescribeOrder(const Declare& a, const Declare& b, std::size_t position) {
+  const auto has = [position](const Declare& declare, const std::string& name) {
+    return std::any_of(declare.tensors.begin() + static_cast<std::ptrdiff_t>(position),
+                       declare.tensors.end(),
+                       [&](const TensorDeclaration& tensor) { return tensor.name == name; });
+  };
+  const std::string& name_a = a.tensors[position].name;
+  const std::string& name_b = b.tensors[position].name;
+  if (name_a == name_b || !has(a, name_b) || !has(b, name_a)) return {};
+  return "; both declare both, in another order: every worker must use the same order";
+}
+
+// How often the root says whom it waits for.
+constexpr std::chrono::seconds kReportEvery(3);
+
 }  // namespace
+
+Status RefuseTakenRank(const MemberName& refused, const MemberName& holder, bool is_running) {
+  return InvalidArgument(fmt::format(
+      "{} is refused: {} is already in the job in another incarnation; {}", Describe(refused),
+      Describe(holder),
+      is_running ? "a restart inside a running job is not possible, end the job and start it again"
+                 : "two processes were started with the same rank, give each one of its own"));
+}
 
 PlanOptions MakePlanOptions(const Config& config) {
   PlanOptions options;
@@ -42,20 +68,33 @@ Root::Root(const Config& config, const CompressorRegistry& registry,
       plan_options_(MakePlanOptions(config)),
       workers_(config.job.workers),
       servers_(config.job.servers),
-      plan_(std::make_shared<Plan>(EmptyPlan(plan_options_))) {
+      plan_(std::make_shared<Plan>(EmptyPlan(plan_options_))),
+      started_at_(Clock::now()),
+      last_report_(started_at_) {
+  for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) workers_[rank].name.rank = rank;
+  for (std::uint32_t rank = 0; rank < servers_.size(); ++rank) {
+    servers_[rank].name.role = Role::kServer;
+    servers_[rank].name.rank = rank;
+  }
   servers_[0].incarnation = RandomId();
+  servers_[0].name.host = OwnHostName();
+  servers_[0].name.pid = static_cast<std::uint64_t>(getpid());
   servers_[0].lane_addresses = std::move(lane_addresses);
 }
 
-Status Root::OnHello(PeerId peer, const Hello& hello) {
+Status Root::OnHello(PeerId peer, const Hello& hello, const std::string& address) {
   std::vector<Member>& members = hello.role == Role::kWorker ? workers_ : servers_;
-  const std::string who = fmt::format("{} {}", RoleName(hello.role), hello.rank);
+  const MemberName name = NameOf(hello, address);
+  const std::string who = Describe(name);
   if (hello.rank >= members.size()) {
     return InvalidArgument(fmt::format("{} is out of range: the job has {} {}s", who,
                                        members.size(), RoleName(hello.role)));
   }
   if (hello.role == Role::kServer && hello.rank == 0) {
-    return InvalidArgument("server 0 is the root itself");
+    return InvalidArgument(
+        fmt::format("{} is refused: server 0 is the root itself; give each server an index of its "
+                    "own",
+                    who));
   }
   if (hello.incarnation == 0) return CorruptData(fmt::format("{} has no incarnation", who));
   if (hello.role == Role::kServer && hello.lane_addresses.size() != config_.server.lanes) {
@@ -64,10 +103,7 @@ Status Root::OnHello(PeerId peer, const Hello& hello) {
   }
   Member& member = members[hello.rank];
   if (member.peer != 0 && member.incarnation != hello.incarnation) {
-    return InvalidArgument(
-        fmt::format("{} is already in the job in another incarnation; a restart inside a running "
-                    "job is not possible",
-                    who));
+    return RefuseTakenRank(name, member.name, welcomed_);
   }
   for (const auto& [key, value] : shared_config_) {
     const auto theirs = hello.shared_config.find(key);
@@ -80,6 +116,7 @@ Status Root::OnHello(PeerId peer, const Hello& hello) {
   }
   member.peer = peer;
   member.incarnation = hello.incarnation;
+  member.name = name;
   member.lane_addresses = hello.lane_addresses;
   if (!welcomed_) {
     WelcomeIfComplete();
@@ -122,7 +159,7 @@ void Root::SendPlan(PeerId peer) {
   output_.Send(peer, header, Serialize(*plan_));
 }
 
-void Root::OnDeclare(std::uint32_t rank, Declare declare) {
+void Root::OnDeclare(std::uint32_t rank, Declare declare, Clock::time_point now) {
   Member& worker = workers_[rank];
   if (declare.batch < batches_) {
     // It came back after a cut and has the answer already, or gets it now.
@@ -130,8 +167,8 @@ void Root::OnDeclare(std::uint32_t rank, Declare declare) {
     return;
   }
   if (declare.batch > batches_) {
-    output_.Fail(CorruptData(
-        fmt::format("worker {} declares batch {}, expected {}", rank, declare.batch, batches_)));
+    output_.Fail(CorruptData(fmt::format("{} declares batch {}, expected {}", Describe(worker.name),
+                                         declare.batch, batches_)));
     return;
   }
   for (std::uint32_t other = 0; other < workers_.size(); ++other) {
@@ -142,9 +179,10 @@ void Root::OnDeclare(std::uint32_t rank, Declare declare) {
       const TensorDeclaration& a = theirs->tensors[i];
       const TensorDeclaration& b = declare.tensors[i];
       if (a == b) continue;
-      output_.Fail(
-          InvalidArgument(fmt::format("workers declare different tensors, batch {} position {}: {}",
-                                      declare.batch, i, DescribeDifference(a, other, b, rank))));
+      output_.Fail(InvalidArgument(
+          fmt::format("workers declare different tensors, batch {} position {}{}: {}{}",
+                      declare.batch, i, a.name == b.name ? fmt::format(" ('{}')", a.name) : "",
+                      DescribeDifference(a, other, b, rank), DescribeOrder(*theirs, declare, i))));
       return;
     }
     if (theirs->tensors.size() != declare.tensors.size()) {
@@ -159,6 +197,10 @@ void Root::OnDeclare(std::uint32_t rank, Declare declare) {
       return;
     }
     break;  // all earlier ones are equal to each other
+  }
+  if (std::none_of(workers_.begin(), workers_.end(),
+                   [](const Member& each) { return each.declared.has_value(); })) {
+    declare_opened_ = now;
   }
   worker.declared = std::move(declare);
   CloseBatchIfComplete();
@@ -209,7 +251,7 @@ void Root::HandOutIfAcknowledged() {
   for (const Member& worker : workers_) SendPlan(worker.peer);
 }
 
-void Root::OnBarrier(std::uint32_t rank, std::uint64_t number) {
+void Root::OnBarrier(std::uint32_t rank, std::uint64_t number, Clock::time_point now) {
   Member& worker = workers_[rank];
   Header done;
   done.kind = MessageKind::kBarrierDone;
@@ -220,8 +262,12 @@ void Root::OnBarrier(std::uint32_t rank, std::uint64_t number) {
   }
   if (number > barriers_) {
     output_.Fail(CorruptData(
-        fmt::format("worker {} is at barrier {}, expected {}", rank, number, barriers_)));
+        fmt::format("{} is at barrier {}, expected {}", Describe(worker.name), number, barriers_)));
     return;
+  }
+  if (std::none_of(workers_.begin(), workers_.end(),
+                   [&](const Member& each) { return each.barrier == barriers_; })) {
+    barrier_opened_ = now;
   }
   worker.barrier = number;
   for (const Member& other : workers_) {
@@ -231,15 +277,55 @@ void Root::OnBarrier(std::uint32_t rank, std::uint64_t number) {
   for (const Member& other : workers_) output_.Send(other.peer, done, {});
 }
 
+void Root::WatchStart(Clock::time_point now) {
+  if (welcomed_) return;
+  const double seconds = std::chrono::duration<double>(now - started_at_).count();
+  const double deadline = config_.timeouts.start_ms / 1000.0;
+  if (now - started_at_ > std::chrono::milliseconds(config_.timeouts.start_ms)) {
+    output_.Fail(
+        Timeout(fmt::format("not started within {:.1f} s (timeouts.start): {}: missing "
+                            "{}; here: {}",
+                            deadline, DescribeWait(), DescribeMissing(), DescribeHere())));
+  } else if (now - last_report_ >= kReportEvery) {
+    last_report_ = now;
+    LogInfo("root", DescribeWait(),
+            {Field("missing", DescribeMissing()), Field("here", DescribeHere()),
+             Field("seconds", fmt::format("{:.0f}", seconds)),
+             Field("deadline_seconds", fmt::format("{:.0f}", deadline))});
+  }
+}
+
+std::string Root::DescribeWait() const {
+  std::string text;
+  for (const std::vector<Member>* members : {&workers_, &servers_}) {
+    const auto missing = std::count_if(members->begin(), members->end(), [](const Member& member) {
+      return member.incarnation == 0;
+    });
+    if (missing == 0) continue;
+    text += fmt::format("{}{} of {} {}s", text.empty() ? "waiting for " : " and ", missing,
+                        members->size(), RoleName(members->front().name.role));
+  }
+  return text;
+}
+
+std::string Root::DescribeHere() const {
+  std::string text;
+  for (const std::vector<Member>* members : {&workers_, &servers_}) {
+    for (const Member& member : *members) {
+      if (member.incarnation == 0) continue;
+      text += (text.empty() ? "" : ", ") + Describe(member.name);
+    }
+  }
+  return text;
+}
+
 std::string Root::DescribeMissing() const {
   std::string text;
-  for (std::size_t i = 0; i < workers_.size(); ++i) {
-    if (workers_[i].incarnation == 0)
-      text += fmt::format("{}worker {}", text.empty() ? "" : ", ", i);
-  }
-  for (std::size_t i = 1; i < servers_.size(); ++i) {
-    if (servers_[i].incarnation == 0)
-      text += fmt::format("{}server {}", text.empty() ? "" : ", ", i);
+  for (const std::vector<Member>* members : {&workers_, &servers_}) {
+    for (const Member& member : *members) {
+      if (member.incarnation != 0) continue;
+      text += (text.empty() ? "" : ", ") + Describe(member.name);
+    }
   }
   return text;
 }
@@ -260,30 +346,20 @@ std::string Root::DescribeCallThatWaitsFor(std::uint32_t rank) const {
   return {};
 }
 
-std::string Root::DescribeOpenCalls() const {
-  std::string missing_declare;
-  std::string missing_barrier;
-  bool declare_open = false;
-  bool barrier_open = false;
-  for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+std::vector<OpenCall> Root::OpenCalls() const {
+  OpenCall declaration{
+      declare_opened_, fmt::format("declaration of tensors, batch {}", batches_), {}, {}};
+  OpenCall barrier{barrier_opened_, fmt::format("barrier {}", barriers_), {}, {}};
+  for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
     const Member& worker = workers_[rank];
-    declare_open |= worker.declared.has_value();
-    if (!worker.declared) {
-      missing_declare += fmt::format("{}{}", missing_declare.empty() ? "" : ",", rank);
-    }
-    const bool at_barrier = worker.barrier && *worker.barrier == barriers_;
-    barrier_open |= at_barrier;
-    if (!at_barrier) {
-      missing_barrier += fmt::format("{}{}", missing_barrier.empty() ? "" : ",", rank);
-    }
+    (worker.declared ? declaration.here : declaration.missing).push_back(rank);
+    (worker.barrier == barriers_ ? barrier.here : barrier.missing).push_back(rank);
   }
-  std::string text;
-  if (declare_open) text += fmt::format("declaration: ranks {} are missing", missing_declare);
-  if (barrier_open) {
-    text +=
-        fmt::format("{}barrier: ranks {} are missing", text.empty() ? "" : "; ", missing_barrier);
+  std::vector<OpenCall> open;
+  for (OpenCall* call : {&declaration, &barrier}) {
+    if (!call->here.empty()) open.push_back(std::move(*call));
   }
-  return text;
+  return open;
 }
 
 }  // namespace gradwire

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -12,6 +13,7 @@
 #include "common/plan/plan.h"
 #include "common/transport/loop.h"
 #include "common/wire/control.h"
+#include "server/describe.h"
 
 namespace gradwire {
 
@@ -29,31 +31,40 @@ class RootOutput {
 /// Threads: the root lane's only.
 class Root {
  public:
+  using Clock = std::chrono::steady_clock;
+
   /// `lane_addresses` are server 0's own: this process is there from the start.
   Root(const Config& config, const CompressorRegistry& registry,
        std::vector<std::string> lane_addresses, RootOutput& output);
 
-  /// A process says hello (again, after a cut). `peer` is where to answer.
-  /// Errors: what the peer is refused with: wrong job, rank out of range, a rank that is already
-  /// there in another incarnation. A configuration that differs fails the whole job.
-  Status OnHello(PeerId peer, const Hello& hello);
+  /// A process says hello (again, after a cut). `peer` is where to answer, `address` where it comes
+  /// from.
+  /// Errors: what the peer is refused with: rank out of range, a rank that another process has. A
+  /// configuration that differs fails the whole job.
+  Status OnHello(PeerId peer, const Hello& hello, const std::string& address);
 
-  void OnDeclare(std::uint32_t rank, Declare declare);
+  void OnDeclare(std::uint32_t rank, Declare declare, Clock::time_point now);
   void OnPlanAck(std::uint32_t server, std::uint64_t version);
-  void OnBarrier(std::uint32_t rank, std::uint64_t number);
+  void OnBarrier(std::uint32_t rank, std::uint64_t number, Clock::time_point now);
+  /// Until everyone is there: says who is missing now and then, fails at the deadline.
+  void WatchStart(Clock::time_point now);
 
   bool everyone_is_here() const { return welcomed_; }
-  /// "workers 1, 3; server 1": who has not said hello.
+  /// "waiting for 1 of 2 workers"
+  std::string DescribeWait() const;
+  /// "worker 0 at 10.0.0.2 (host n2, pid 7)": who has said hello, and who has not.
+  std::string DescribeHere() const;
   std::string DescribeMissing() const;
   /// An open collective call that a rank which will make no more is missing in; empty if none is.
   std::string DescribeCallThatWaitsFor(std::uint32_t rank) const;
-  /// Which ranks a collective call waits for; empty if none is open.
-  std::string DescribeOpenCalls() const;
+  /// Declarations and barriers that some ranks have reached and others have not.
+  std::vector<OpenCall> OpenCalls() const;
 
  private:
   struct Member {
     PeerId peer = 0;
     std::uint64_t incarnation = 0;
+    MemberName name;
     std::vector<std::string> lane_addresses;
     std::optional<Declare> declared;       // the open batch
     std::optional<std::uint64_t> barrier;  // the number it has reached
@@ -79,7 +90,14 @@ class Root {
   std::uint64_t batches_ = 0;   // closed ones
   bool plan_is_out_ = true;     // false while servers install it
   std::uint64_t barriers_ = 0;  // closed ones
+  Clock::time_point declare_opened_;
+  Clock::time_point barrier_opened_;
+  const Clock::time_point started_at_;
+  Clock::time_point last_report_;
 };
+
+/// What a process is refused with whose rank another one has. `is_running`: the job has begun.
+Status RefuseTakenRank(const MemberName& refused, const MemberName& holder, bool is_running);
 
 /// What a plan is made from, as the configuration says it.
 PlanOptions MakePlanOptions(const Config& config);

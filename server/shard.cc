@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/log.h"
@@ -17,6 +18,7 @@ struct Shard::Key {
   std::uint64_t step = 0;   // what the first push of the round said; others must agree
   std::uint32_t phase = 0;
   std::uint32_t present = 0;
+  Clock::time_point opened;                 // when the first push of the round came
   std::vector<Contribution> contributions;  // [rank]
 
   // Of the phase that holds in the open round.
@@ -133,7 +135,8 @@ Status Shard::Check(const Key& key, std::uint32_t rank, const Header& header,
                                     header.round, valid.message())};
 }
 
-void Shard::OnPush(std::uint32_t rank, const Header& header, Payload payload) {
+void Shard::OnPush(std::uint32_t rank, const Header& header, Payload payload,
+                   Clock::time_point now) {
   Key* const key = Find(header.key);
   if (key == nullptr) {
     output_.Fail(
@@ -159,6 +162,7 @@ void Shard::OnPush(std::uint32_t rank, const Header& header, Payload payload) {
   if (key->present == 0) {
     key->step = header.step;
     key->phase = header.phase;
+    key->opened = now;
   }
   key->contributions[rank] = {
       header.nonfinite ? Contribution::State::kNonfinite : Contribution::State::kPayload,
@@ -302,30 +306,38 @@ std::string Shard::DescribeRoundThatWaitsFor(std::uint32_t rank) const {
   for (const auto& key : keys_) {
     if (key == nullptr || key->state != RoundState::kCollecting || key->present == 0) continue;
     if (key->contributions[rank].state != Contribution::State::kAbsent) continue;
-    return fmt::format("{}, round {}", Describe(*key), key->round);
+    return fmt::format("{}, step {}, round {}", Describe(*key), key->step, key->round);
   }
   return {};
 }
 
-std::string Shard::DescribeOpenRounds() const {
-  constexpr int kMost = 5;
-  std::string text;
-  int open = 0;
+Shard::OldRounds Shard::FindOldRounds(Clock::time_point before) const {
+  constexpr std::size_t kMost = 5;
+  OldRounds found;
+  std::vector<const Key*> oldest;
   for (const auto& key : keys_) {
-    if (key == nullptr || key->present == 0) continue;
-    if (++open > kMost) continue;
-    std::string here;
-    std::string missing;
-    for (std::size_t rank = 0; rank < key->contributions.size(); ++rank) {
-      std::string& list =
-          key->contributions[rank].state == Contribution::State::kAbsent ? missing : here;
-      list += fmt::format("{}{}", list.empty() ? "" : ",", rank);
-    }
-    text += fmt::format("{}{} round {}: ranks {} are here, {} missing", text.empty() ? "" : "; ",
-                        Describe(*key), key->round, here, missing.empty() ? "none" : missing);
+    if (key == nullptr || key->present == 0 || key->opened >= before) continue;
+    ++found.count;
+    const auto place =
+        std::upper_bound(oldest.begin(), oldest.end(), key.get(),
+                         [](const Key* a, const Key* b) { return a->opened < b->opened; });
+    if (place == oldest.end() && oldest.size() == kMost) continue;
+    oldest.insert(place, key.get());
+    if (oldest.size() > kMost) oldest.pop_back();
   }
-  if (open > kMost) text += fmt::format("; and {} more", open - kMost);
-  return text;
+  for (const Key* key : oldest) {
+    OpenCall call;
+    call.since = key->opened;
+    call.what = fmt::format("{}, step {}, round {}", Describe(*key), key->step, key->round);
+    const bool is_complete = key->present == options_.num_workers;  // an executor may be reading
+    for (std::uint32_t rank = 0; rank < options_.num_workers; ++rank) {
+      const bool is_here =
+          is_complete || key->contributions[rank].state != Contribution::State::kAbsent;
+      (is_here ? call.here : call.missing).push_back(rank);
+    }
+    found.oldest.push_back(std::move(call));
+  }
+  return found;
 }
 
 }  // namespace gradwire

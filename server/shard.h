@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,6 +15,7 @@
 #include "common/wire/plan_data.h"
 #include "compressors/codec_cache.h"
 #include "compressors/feedback/residual_store.h"
+#include "server/describe.h"
 #include "server/reduce.h"
 
 namespace gradwire {
@@ -43,6 +46,8 @@ struct ShardCounters {
 /// Threads: the lane's only, apart from the executor's tasks, which touch a key in kReducing.
 class Shard {
  public:
+  using Clock = std::chrono::steady_clock;
+
   struct Options {
     std::uint32_t server = 0;
     std::uint32_t lane = 0;
@@ -59,16 +64,21 @@ class Shard {
   Status InstallPlan(std::shared_ptr<const Plan> plan);
 
   /// A push of a rank that is attached. Duplicates are counted and answered from the kept reply;
-  /// whatever breaks the contract fails the job, naming tensor, rank and both values.
-  void OnPush(std::uint32_t rank, const Header& header, Payload payload);
+  /// whatever breaks the contract fails the job, naming tensor, rank and both values. `now` is the
+  /// time that the lane has read already; a round's age counts from its first push.
+  void OnPush(std::uint32_t rank, const Header& header, Payload payload, Clock::time_point now);
   /// A worker came back and still waits for (key, round).
   void OnRepull(std::uint32_t rank, const Header& header);
 
   /// The job has failed: lets go of every payload that no reduction is reading.
   void Abandon();
 
-  /// Open rounds with the ranks that are missing, for stall reports; empty if nothing waits.
-  std::string DescribeOpenRounds() const;
+  /// The rounds whose first push came before a time, for stall reports.
+  struct OldRounds {
+    std::size_t count = 0;
+    std::vector<OpenCall> oldest;  // a few, the oldest first
+  };
+  OldRounds FindOldRounds(Clock::time_point before) const;
 
   /// An open round that a rank which will push no more is missing in; empty if there is none.
   std::string DescribeRoundThatWaitsFor(std::uint32_t rank) const;

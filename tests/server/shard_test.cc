@@ -1,6 +1,8 @@
 // A shard alone: rounds, duplicates, questions after a cut, and what it refuses. Reductions run on
 // plain std::threads, which ThreadSanitizer sees whole.
 
+#include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <limits>
@@ -101,6 +103,13 @@ class Fixture {
     return buffer.Share(encoded->payload_bytes);
   }
 
+  void Push(std::uint32_t rank, const Header& header, Payload payload, double at_seconds = 0) {
+    shard_.OnPush(rank, header, std::move(payload), At(at_seconds));
+  }
+  static Shard::Clock::time_point At(double seconds) {
+    return Shard::Clock::time_point(std::chrono::milliseconds(std::llround(seconds * 1000)));
+  }
+
   // Waits until `count` things have been said or failed.
   void RunUntilSaid(std::size_t count) {
     std::unique_lock lock(mu_);
@@ -147,8 +156,8 @@ TEST_CASE("a round is answered to all when all are there, in any order of arriva
   for (std::uint64_t round = 0; round < 3; ++round) {
     for (const std::uint32_t rank : {2U, 0U, 1U}) {
       for (const std::uint64_t key : {1U, 0U}) {
-        test.shard().OnPush(rank, test.PushHeader(key, round),
-                            test.Encode(static_cast<float>(rank + round), "none"));
+        test.Push(rank, test.PushHeader(key, round),
+                  test.Encode(static_cast<float>(rank + round), "none"));
       }
     }
     test.RunUntilSaid(6);
@@ -167,13 +176,13 @@ TEST_CASE("a round is answered to all when all are there, in any order of arriva
 TEST_CASE("a duplicate is counted and never added; one of an answered round gets the kept reply",
           "[server][unit]") {
   Fixture test("none");
-  test.shard().OnPush(0, test.PushHeader(0, 0), test.Encode(3, "none"));
-  test.shard().OnPush(0, test.PushHeader(0, 0), test.Encode(300, "none"));
-  test.shard().OnPush(1, test.PushHeader(0, 0), test.Encode(3, "none"));
-  test.shard().OnPush(2, test.PushHeader(0, 0), test.Encode(6, "none"));
+  test.Push(0, test.PushHeader(0, 0), test.Encode(3, "none"));
+  test.Push(0, test.PushHeader(0, 0), test.Encode(300, "none"));
+  test.Push(1, test.PushHeader(0, 0), test.Encode(3, "none"));
+  test.Push(2, test.PushHeader(0, 0), test.Encode(6, "none"));
   test.RunUntilSaid(3);
   REQUIRE(FirstFloat(test.output.said[0]) == 4.0F);
-  test.shard().OnPush(1, test.PushHeader(0, 0), test.Encode(3, "none"));
+  test.Push(1, test.PushHeader(0, 0), test.Encode(3, "none"));
   REQUIRE(test.output.said.size() == 4);
   REQUIRE(test.output.said[3].rank == 1);
   REQUIRE(test.output.said[3].payload == test.output.said[0].payload);
@@ -185,7 +194,7 @@ TEST_CASE("a repull is answered from the kept reply, by silence, or by a wish fo
           "[server][unit]") {
   Fixture test("none");
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    test.shard().OnPush(rank, test.PushHeader(0, 0), test.Encode(1, "none"));
+    test.Push(rank, test.PushHeader(0, 0), test.Encode(1, "none"));
   }
   test.RunUntilSaid(3);
   Header repull = test.PushHeader(0, 0);
@@ -194,7 +203,7 @@ TEST_CASE("a repull is answered from the kept reply, by silence, or by a wish fo
   REQUIRE(test.output.said.size() == 4);
   REQUIRE(test.output.said[3].header.kind == MessageKind::kReply);
 
-  test.shard().OnPush(1, test.PushHeader(0, 1), test.Encode(1, "none"));
+  test.Push(1, test.PushHeader(0, 1), test.Encode(1, "none"));
   repull.round = 1;
   test.shard().OnRepull(1, repull);  // its push is here: the answer comes when the round closes
   REQUIRE(test.output.said.size() == 4);
@@ -212,7 +221,7 @@ TEST_CASE("what is not the expected push is refused, naming tensor, rank and bot
     std::vector<std::string> expected;
   };
   const auto push = [](Fixture& test, std::uint32_t rank, Header header, Payload payload) {
-    test.shard().OnPush(rank, header, std::move(payload));
+    test.Push(rank, header, std::move(payload));
   };
   const std::vector<Case> cases = {
       {[&](Fixture& t) { push(t, 1, t.PushHeader(0, 4), t.Encode(1, "none")); },
@@ -263,7 +272,7 @@ TEST_CASE("a non-finite contribution voids the round for all and leaves the resi
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
       Header header = test.PushHeader(0, number);
       header.nonfinite = is_void && rank == 2;
-      test.shard().OnPush(rank, header, header.nonfinite ? Payload{} : test.Encode(2.5F, "onebit"));
+      test.Push(rank, header, header.nonfinite ? Payload{} : test.Encode(2.5F, "onebit"));
     }
     test.RunUntilSaid(3);
   };
@@ -293,7 +302,7 @@ TEST_CASE(
       std::vector<float> values(kBlockElements, 1e4F + static_cast<float>(rank));
       values[17] = 3;
       if (rank == 1) values[100] = first;
-      test.shard().OnPush(rank, test.PushHeader(0, number), test.EncodeAll(values, "none"));
+      test.Push(rank, test.PushHeader(0, number), test.EncodeAll(values, "none"));
     }
     test.RunUntilSaid(3);
   };
@@ -311,7 +320,7 @@ TEST_CASE("integers cannot be marked non-finite", "[server][unit]") {
   Fixture test("none", "none", 0, DType::kInt8);
   Header header = test.PushHeader(0, 0);
   header.nonfinite = true;
-  test.shard().OnPush(2, header, {});
+  test.Push(2, header, {});
   REQUIRE(test.output.failures.size() == 1);
   REQUIRE(test.output.failures[0].message().find("marked non-finite") != std::string::npos);
   REQUIRE(test.output.failures[0].message().find("int8") != std::string::npos);
@@ -322,8 +331,7 @@ TEST_CASE("warm-up steps go uncompressed and then the phase changes", "[server][
   for (std::uint64_t round = 0; round < 4; ++round) {
     test.output.said.clear();
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      test.shard().OnPush(rank, test.PushHeader(0, round),
-                          test.Encode(1.5F, round < 2 ? "none" : "onebit"));
+      test.Push(rank, test.PushHeader(0, round), test.Encode(1.5F, round < 2 ? "none" : "onebit"));
     }
     test.RunUntilSaid(3);
     REQUIRE(test.output.failures.empty());
@@ -333,12 +341,53 @@ TEST_CASE("warm-up steps go uncompressed and then the phase changes", "[server][
   }
 }
 
-TEST_CASE("open rounds are described with who is here and who is missing", "[server][unit]") {
+TEST_CASE("old rounds are found by the age of their first push, with who is here and missing",
+          "[server][unit]") {
   Fixture test("none");
-  REQUIRE(test.shard().DescribeOpenRounds().empty());
-  test.shard().OnPush(1, test.PushHeader(0, 0), test.Encode(1, "none"));
-  REQUIRE(test.shard().DescribeOpenRounds() ==
-          "tensor 'weight'[0:4096] (key 0) round 0: ranks 1 are here, 0,2 missing");
+  REQUIRE(test.shard().FindOldRounds(Fixture::At(1000)).count == 0);
+  test.Push(1, test.PushHeader(1, 0), test.Encode(1, "none"), 20);
+  test.Push(1, test.PushHeader(0, 0), test.Encode(1, "none"), 10);
+  test.Push(2, test.PushHeader(0, 0), test.Encode(1, "none"), 30);  // no new age
+
+  REQUIRE(test.shard().FindOldRounds(Fixture::At(10)).count == 0);
+  auto old = test.shard().FindOldRounds(Fixture::At(10.5));
+  REQUIRE(old.count == 1);
+  REQUIRE(Describe(old.oldest[0], Fixture::At(22.5)) ==
+          "tensor 'weight'[0:4096] (key 0), step 0, round 0: open for 12.5 s, ranks 1,2 are here, "
+          "0 missing");
+  old = test.shard().FindOldRounds(Fixture::At(25));
+  REQUIRE(old.count == 2);
+  REQUIRE(old.oldest[0].since == Fixture::At(10));
+  REQUIRE(old.oldest[1].since == Fixture::At(20));
+
+  // A round that closes is old no more, and the next one has an age of its own.
+  test.Push(0, test.PushHeader(0, 0), test.Encode(1, "none"), 40);
+  test.RunUntilSaid(3);
+  test.Push(0, test.PushHeader(0, 1), test.Encode(1, "none"), 50);
+  old = test.shard().FindOldRounds(Fixture::At(45));
+  REQUIRE(old.count == 1);
+  REQUIRE(old.oldest[0].what == "tensor 'weight'[4096:8192] (key 1), step 0, round 0");
+  old = test.shard().FindOldRounds(Fixture::At(60));
+  REQUIRE(old.count == 2);
+  REQUIRE(old.oldest[1].since == Fixture::At(50));
+  REQUIRE(old.oldest[1].what == "tensor 'weight'[0:4096] (key 0), step 1, round 1");
+}
+
+TEST_CASE("a key's progress does not hide another one that waits", "[server][unit]") {
+  Fixture test("none");
+  test.Push(0, test.PushHeader(1, 0), test.Encode(1, "none"), 5);
+  for (std::uint64_t round = 0; round < 10; ++round) {
+    test.output.said.clear();
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      test.Push(rank, test.PushHeader(0, round), test.Encode(1, "none"),
+                10 + static_cast<double>(round));
+    }
+    test.RunUntilSaid(3);
+  }
+  const auto old = test.shard().FindOldRounds(Fixture::At(19));
+  REQUIRE(old.count == 1);
+  REQUIRE(old.oldest[0].since == Fixture::At(5));
+  REQUIRE(old.oldest[0].missing == std::vector<std::uint32_t>{1, 2});
 }
 
 }  // namespace
