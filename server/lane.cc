@@ -105,6 +105,10 @@ void Lane::OnMessage(PeerId from, const Header& header, Payload payload) {
     OnRootMessage(header, payload);
     return;
   }
+  if (connecting_back_.contains(from)) {
+    OnConnectedBack(from, header, payload);
+    return;
+  }
   if (const auto worker = ranks_.find(from); worker != ranks_.end()) {
     OnWorkerMessage(worker->second, header, std::move(payload));
     return;
@@ -171,6 +175,13 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
       Send(from, welcome, Serialize(Welcome{config_.job.workers, config_.job.servers, {}}));
       return;
     }
+  } else if (!IsRoot() && hello.rank == 0) {
+    // The root sees whether this lane's address leads here.
+    Header welcome;
+    welcome.kind = MessageKind::kWelcome;
+    welcome.rank = server_;
+    Send(from, welcome, Serialize(Welcome{config_.job.workers, config_.job.servers, {}}));
+    return;
   } else if (!IsRoot()) {
     Refuse(from,
            InvalidArgument(fmt::format(
@@ -322,10 +333,41 @@ void Lane::OnPlanInstalled(std::uint64_t version) {
   Send(root_peer_, ack, {});
 }
 
+void Lane::ConnectBack(std::uint32_t server, std::uint32_t lane, const std::string& address) {
+  const auto peer = loop_->Connect(address);
+  if (peer.ok()) {
+    connecting_back_[*peer] = {server, lane};
+  } else {
+    Fail(peer.status());
+  }
+}
+
+void Lane::OnConnectedBack(PeerId from, const Header& header, const Payload& payload) {
+  if (header.kind == MessageKind::kHeartbeat) return;
+  const auto [server, lane] = connecting_back_[from];
+  connecting_back_.erase(from);
+  loop_->Disconnect(from);
+  if (header.kind == MessageKind::kWelcome) {
+    root_->OnLaneReached(server, lane, header.rank);
+    return;
+  }
+  Fail(InvalidArgument(fmt::format(
+      "the address that server {} advertises for its lane {} leads to somebody else, who answers: "
+      "{}",
+      server, lane,
+      header.kind == MessageKind::kError ? ErrorText(payload)
+                                         : std::string(MessageKindName(header.kind)))));
+}
+
 void Lane::OnUp(PeerId peer) {
+  if (connecting_back_.contains(peer)) SayHello(peer);
   if (peer != root_peer_) return;
   root_is_up_ = root_was_up_ = true;
   root_last_heard_ = Clock::now();
+  SayHello(peer);
+}
+
+void Lane::SayHello(PeerId peer) {
   Header header;
   header.kind = MessageKind::kHello;
   header.rank = server_;

@@ -93,8 +93,11 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   void Fail(Status status) override;
   void Send(PeerId to, const Header& header, std::vector<std::byte> body) override;
   void InstallLocally(std::shared_ptr<const Plan> plan) override;
+  void ConnectBack(std::uint32_t server, std::uint32_t lane, const std::string& address) override;
 
   void OnHello(PeerId from, const Header& header, const Payload& payload);
+  void SayHello(PeerId peer);
+  void OnConnectedBack(PeerId from, const Header& header, const Payload& payload);
   void OnRootMessage(const Header& header, const Payload& payload);
   void OnWorkerMessage(std::uint32_t rank, const Header& header, Payload payload);
   void Attach(PeerId peer, const Hello& hello, const std::string& address);
@@ -128,6 +131,8 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   std::vector<Worker> workers_;  // [rank]
   std::unordered_map<PeerId, std::uint32_t> ranks_;
   std::unordered_map<PeerId, Life> servers_;  // root only: the others
+  // Root only: connections to lanes of others, to see that their addresses lead there.
+  std::unordered_map<PeerId, std::pair<std::uint32_t, std::uint32_t>> connecting_back_;
   std::vector<std::uint32_t> receipts_due_;
   PeerId root_peer_ = 0;  // lane 0 of servers other than the root
   Clock::time_point root_last_heard_;

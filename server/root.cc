@@ -9,6 +9,7 @@
 
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "common/transport/address.h"
 
 namespace gradwire {
 namespace {
@@ -37,6 +38,10 @@ std::string DescribeOrder(const Declare& a, const Declare& b, std::size_t positi
 
 // How often the root says whom it waits for.
 constexpr std::chrono::seconds kReportEvery(3);
+
+// What reaching a server's lanes may take, and the attempt that says why it has not come to be.
+constexpr std::chrono::seconds kReachWithin(5);
+constexpr int kProbeMs = 500;
 
 }  // namespace
 
@@ -80,6 +85,7 @@ Root::Root(const Config& config, const CompressorRegistry& registry,
   servers_[0].name.host = OwnHostName();
   servers_[0].name.pid = static_cast<std::uint64_t>(getpid());
   servers_[0].lane_addresses = std::move(lane_addresses);
+  servers_[0].lane_reached.assign(servers_[0].lane_addresses.size(), true);
 }
 
 Status Root::OnHello(PeerId peer, const Hello& hello, const std::string& address) {
@@ -114,10 +120,22 @@ Status Root::OnHello(PeerId peer, const Hello& hello, const std::string& address
     output_.Fail(status);
     return status;
   }
+  const bool is_first = member.incarnation == 0;
   member.peer = peer;
   member.incarnation = hello.incarnation;
   member.name = name;
   member.lane_addresses = hello.lane_addresses;
+  if (const Status status = CheckLoopback(); !status.ok()) {
+    output_.Fail(status);
+    return status;
+  }
+  if (is_first && hello.role == Role::kServer) {
+    member.hello_at = Clock::now();
+    member.lane_reached.assign(hello.lane_addresses.size(), false);
+    for (std::uint32_t lane = 0; lane < hello.lane_addresses.size(); ++lane) {
+      output_.ConnectBack(hello.rank, lane, hello.lane_addresses[lane]);
+    }
+  }
   if (!welcomed_) {
     WelcomeIfComplete();
     return Status::Ok();
@@ -128,10 +146,64 @@ Status Root::OnHello(PeerId peer, const Hello& hello, const std::string& address
   return Status::Ok();
 }
 
+Status Root::CheckLoopback() const {
+  for (const Member& server : servers_) {
+    for (const std::string& address : server.lane_addresses) {
+      const auto parsed = ParseTcpAddress(address);
+      if (!parsed.ok() || !IsLoopback(parsed.value().host)) continue;
+      for (const std::vector<Member>* members : {&workers_, &servers_}) {
+        for (const Member& member : *members) {
+          const std::string& from = member.name.address;
+          if (from.empty() || IsLoopback(from) || IsOwnAddress(from)) continue;
+          return InvalidArgument(fmt::format(
+              "{} advertises the loopback address {}, which leads other hosts to themselves, and "
+              "{} is on another host than the root: set server.bind, server.interface or "
+              "server.advertise of server {}",
+              Describe(server.name), address, Describe(member.name), server.name.rank));
+        }
+      }
+    }
+  }
+  return Status::Ok();
+}
+
+void Root::OnLaneReached(std::uint32_t server, std::uint32_t lane, std::uint32_t answering) {
+  Member& member = servers_[server];
+  if (answering != server) {
+    output_.Fail(InvalidArgument(fmt::format(
+        "{} advertises {} for its lane {}, but server {} answers there: set server.advertise or "
+        "server.port_range of server {}",
+        Describe(member.name), member.lane_addresses[lane], lane, answering, server)));
+    return;
+  }
+  member.lane_reached[lane] = true;
+  if (!welcomed_) WelcomeIfComplete();
+}
+
+std::string Root::DescribeUnreachedLane(Clock::time_point now) const {
+  const Clock::duration within =
+      std::min<Clock::duration>(kReachWithin, std::chrono::milliseconds(config_.timeouts.start_ms));
+  for (const Member& server : servers_) {
+    if (server.incarnation == 0) continue;
+    for (std::size_t lane = 0; lane < server.lane_reached.size(); ++lane) {
+      if (server.lane_reached[lane] || now - server.hello_at < within) continue;
+      const std::string& address = server.lane_addresses[lane];
+      return fmt::format(
+          "{} advertises {}, where the root gets no answer: {}; is it the right network card? Set "
+          "server.interface or server.advertise of server {}",
+          Describe(server.name), address, DescribeReachability(address, kProbeMs),
+          server.name.rank);
+    }
+  }
+  return {};
+}
+
 void Root::WelcomeIfComplete() {
   for (const std::vector<Member>* members : {&workers_, &servers_}) {
     for (const Member& member : *members) {
       if (member.incarnation == 0) return;
+      const auto& reached = member.lane_reached;
+      if (std::find(reached.begin(), reached.end(), false) != reached.end()) return;
     }
   }
   welcomed_ = true;
@@ -279,6 +351,10 @@ void Root::OnBarrier(std::uint32_t rank, std::uint64_t number, Clock::time_point
 
 void Root::WatchStart(Clock::time_point now) {
   if (welcomed_) return;
+  if (const std::string unreached = DescribeUnreachedLane(now); !unreached.empty()) {
+    output_.Fail(Unavailable(unreached));
+    return;
+  }
   const double seconds = std::chrono::duration<double>(now - started_at_).count();
   const double deadline = config_.timeouts.start_ms / 1000.0;
   if (now - started_at_ > std::chrono::milliseconds(config_.timeouts.start_ms)) {

@@ -25,6 +25,10 @@ class RootOutput {
   /// Installs a plan on this server's own lanes, then calls OnPlanAck(0, version).
   virtual void InstallLocally(std::shared_ptr<const Plan> plan) = 0;
   virtual void Fail(Status status) = 0;
+  /// Makes a connection to a lane's advertised address and says hello there; calls OnLaneReached
+  /// with who answers.
+  virtual void ConnectBack(std::uint32_t server, std::uint32_t lane,
+                           const std::string& address) = 0;
 };
 
 /// The job's control: who is there, what they have declared, the plan, barriers.
@@ -42,6 +46,9 @@ class Root {
   /// Errors: what the peer is refused with: rank out of range, a rank that another process has. A
   /// configuration that differs fails the whole job.
   Status OnHello(PeerId peer, const Hello& hello, const std::string& address);
+
+  /// The address that this lane advertises leads to lane 0 or another of `answering`.
+  void OnLaneReached(std::uint32_t server, std::uint32_t lane, std::uint32_t answering);
 
   void OnDeclare(std::uint32_t rank, Declare declare, Clock::time_point now);
   void OnPlanAck(std::uint32_t server, std::uint64_t version);
@@ -66,12 +73,19 @@ class Root {
     std::uint64_t incarnation = 0;
     MemberName name;
     std::vector<std::string> lane_addresses;
+    std::vector<bool> lane_reached;        // servers: the root's connection to it has been answered
+    Clock::time_point hello_at;            // the first
     std::optional<Declare> declared;       // the open batch
     std::optional<std::uint64_t> barrier;  // the number it has reached
     std::uint64_t acknowledged_plan = 0;   // servers
   };
 
   void WelcomeIfComplete();
+  /// An address that only its own host can use does not do for members of other hosts.
+  Status CheckLoopback() const;
+  /// The first lane of a server that has said hello and cannot be reached; empty if there is none
+  /// that has had its time.
+  std::string DescribeUnreachedLane(Clock::time_point now) const;
   void SendWelcome(const Member& worker);
   void SendPlan(PeerId peer);
   void CloseBatchIfComplete();

@@ -386,6 +386,35 @@ class HostsTest(StartTest):
         for server, host in ((root, 0), (other, 1)):
             self.assertRegex(ADVERTISED.search(server.errors)[1], rf"^tcp://{net.hosts[host].address}:\d+$")
 
+    def test_a_server_that_advertises_a_card_the_root_cannot_reach_is_named(self):
+        net = self.net(2)
+        # Another address of its own, in a network that the root has no route to.
+        subprocess.run(net.command(1, ["ip", "address", "add", "10.99.0.1/24", "dev", "eth0"]), check=True,
+                       timeout=DEADLINE_S)
+        common = {"endpoint": f"tcp://{net.hosts[0].address}:5701", "job__servers": 2, "server__bind": "0.0.0.0",
+                  "security__insecure": "true"}
+        root = self.server(0, prefix=net.command(0, []), **common)
+        other = self.server(1, prefix=net.command(1, []), server__advertise="10.99.0.1", **common)
+        worker = self.worker(prefix=net.command(0, []), **common)
+        for process in (root, other, worker):
+            self.assertEqual(process.wait(), NOT_STARTED, process.errors)
+            self.assertIn("server 1", process.errors)
+            self.assertRegex(process.errors, r"tcp://10\.99\.0\.1:\d+")
+        self.assertIn("Network is unreachable", root.errors)
+
+    def test_a_loopback_address_is_refused_when_others_are_elsewhere(self):
+        net = self.net(2)
+        common = {"endpoint": f"tcp://{net.hosts[0].address}:5701", "job__servers": 2, "security__insecure": "true"}
+        root = self.server(0, prefix=net.command(0, []), server__bind="0.0.0.0", **common)
+        # The default of server.bind, as in a file that was written for one host.
+        other = self.server(1, prefix=net.command(1, []), **common)
+        worker = self.worker(prefix=net.command(0, []), **common)
+        for process in (root, other, worker):
+            self.assertEqual(process.wait(), USAGE, process.errors)
+            self.assertRegex(process.errors, rf"server 1 at {net.hosts[1].address} .*advertises the loopback address "
+                                             r"tcp://127\.0\.0\.1:\d+")
+            self.assertIn("server.interface", process.errors)
+
     def test_all_addresses_of_ipv6_serve_ipv4_as_well(self):
         self.need_ipv6()
         net = self.net(2, ipv6=True)
