@@ -303,6 +303,9 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
 void Lane::OnRootMessage(const Header& header, const Payload& payload) {
   root_last_heard_ = Clock::now();
   switch (header.kind) {
+    case MessageKind::kWelcome:
+      owner_.OnJobStarted();
+      return;
     case MessageKind::kPlan: {
       auto plan = ParsePlan(payload.bytes);
       if (!plan.ok()) {
@@ -316,7 +319,7 @@ void Lane::OnRootMessage(const Header& header, const Payload& payload) {
       Fail({header.error, ErrorText(payload)});
       return;
     default:
-      return;  // Welcome and whatever a newer root may say
+      return;  // heartbeats and whatever a newer root may say
   }
 }
 

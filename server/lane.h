@@ -23,6 +23,8 @@ namespace gradwire {
 class LaneOwner {
  public:
   virtual ~LaneOwner() = default;
+  /// Everyone is here: an error is from now on one of a running job.
+  virtual void OnJobStarted() = 0;
   /// The job is over with an error.
   virtual void OnLaneFailed(Status status) = 0;
   /// Every worker has been told of the failure on this lane.
@@ -92,6 +94,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   void Reply(std::uint32_t rank, const Header& header, const Payload& payload) override;
   void Fail(Status status) override;
   void Send(PeerId to, const Header& header, std::vector<std::byte> body) override;
+  void OnWelcomed() override { owner_.OnJobStarted(); }
   void InstallLocally(std::shared_ptr<const Plan> plan) override;
   void ConnectBack(std::uint32_t server, std::uint32_t lane, const std::string& address) override;
 

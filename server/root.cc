@@ -207,6 +207,7 @@ void Root::WelcomeIfComplete() {
     }
   }
   welcomed_ = true;
+  output_.OnWelcomed();
   LogInfo("root", "everyone is here",
           {Field("workers", workers_.size()), Field("servers", servers_.size())});
   for (const Member& worker : workers_) SendWelcome(worker);

@@ -22,6 +22,8 @@ class RootOutput {
  public:
   virtual ~RootOutput() = default;
   virtual void Send(PeerId to, const Header& header, std::vector<std::byte> body) = 0;
+  /// Everyone is here.
+  virtual void OnWelcomed() = 0;
   /// Installs a plan on this server's own lanes, then calls OnPlanAck(0, version).
   virtual void InstallLocally(std::shared_ptr<const Plan> plan) = 0;
   virtual void Fail(Status status) = 0;

@@ -111,7 +111,7 @@ class ServerImpl final : public Server, public LaneOwner {
 
   ServerStats stats() const override {
     ServerStats stats;
-    stats.started = has_plan_;
+    stats.started = started_;
     for (const auto& lane : lanes_) {
       const TrafficCounters traffic = lane->loop().traffic();
       stats.traffic.sent_bytes += traffic.sent_bytes;
@@ -205,6 +205,8 @@ class ServerImpl final : public Server, public LaneOwner {
     changed_.notify_all();
   }
 
+  void OnJobStarted() override { started_ = true; }
+
   void OnLaneFailed(Status status) override {
     for (auto& lane : lanes_) {
       Lane* const each = lane.get();
@@ -267,7 +269,6 @@ class ServerImpl final : public Server, public LaneOwner {
         return;
       }
     }
-    has_plan_ = true;
     LogMemory(*plan);
     const auto left = std::make_shared<std::atomic<std::size_t>>(lanes_.size());
     for (auto& lane : lanes_) {
@@ -290,7 +291,7 @@ class ServerImpl final : public Server, public LaneOwner {
   CodecCache codecs_;
   ResidualStore residuals_;
   BufferPool pool_;
-  std::atomic<bool> has_plan_{false};
+  std::atomic<bool> started_{false};  // everyone was here
   std::unique_ptr<Executor> executor_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::string address_;

@@ -13,7 +13,7 @@
 namespace gradwire {
 
 struct ServerStats {
-  bool started = false;  // there has been a plan
+  bool started = false;  // everyone was here
   TrafficCounters traffic;
   std::uint64_t rounds = 0;
   std::uint64_t nonfinite_rounds = 0;

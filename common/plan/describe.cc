@@ -130,15 +130,23 @@ std::string SummarizePlan(const Plan& plan, const CompressorRegistry& registry) 
   const double mean = static_cast<double>(total) / static_cast<double>(lanes.size());
   const double heaviest =
       total == 0 ? 1.0 : static_cast<double>(*std::max_element(lanes.begin(), lanes.end())) / mean;
+  std::string tensors;
+  for (const auto& [op, verb] :
+       {std::pair{ReduceOp::kAverage, "averaged"}, std::pair{ReduceOp::kSum, "summed"},
+        std::pair{ReduceOp::kBroadcast, "broadcast"}}) {
+    const auto count = std::count_if(
+        plan.tensors.begin(), plan.tensors.end(),
+        [wanted = op](const TensorDeclaration& tensor) { return tensor.op == wanted; });
+    if (count > 0) tensors += fmt::format("{}{} {}", tensors.empty() ? "" : ", ", count, verb);
+  }
   return fmt::format(
-      "plan version {}: {} tensors in {} units, {} of gradients a step; {} workers, {} servers of "
-      "{} "
-      "lanes\n"
+      "plan version {}: tensors: {}; {} units, {} of gradients a step; {} workers, {} servers of "
+      "{} lanes\n"
       "a worker sends {} (1/{:.1f}) and receives {} (1/{:.1f}) a step; heaviest lane {:.2f} of the "
       "mean",
-      plan.version, plan.tensors.size(), plan.units.size(), FormatBytes(raw), plan.num_workers,
-      plan.num_servers, plan.lanes_per_server, FormatBytes(wire.uplink), ratio(wire.uplink),
-      FormatBytes(wire.downlink), ratio(wire.downlink), heaviest);
+      plan.version, tensors.empty() ? "none" : tensors, plan.units.size(), FormatBytes(raw),
+      plan.num_workers, plan.num_servers, plan.lanes_per_server, FormatBytes(wire.uplink),
+      ratio(wire.uplink), FormatBytes(wire.downlink), ratio(wire.downlink), heaviest);
 }
 
 }  // namespace gradwire

@@ -668,7 +668,8 @@ server  lane  units  broadcasts  uplink bytes  downlink bytes
 )__");
   CHECK(
       SummarizePlan(plan) ==
-      "plan version 1: 3 tensors in 4 units, 1.1 MiB of gradients a step; 2 workers, 2 servers of "
+      "plan version 1: tensors: 1 averaged, 1 summed, 1 broadcast; 4 units, 1.1 MiB of gradients a "
+      "step; 2 workers, 2 servers of "
       "1 lanes\n"
       "a worker sends 36.7 KiB (1/32.0) and receives 586.0 KiB (1/2.0) a step; heaviest lane 1.75 "
       "of the mean");
@@ -684,7 +685,7 @@ TEST_CASE("a plan with an unknown compressor is described all the same", "[plan]
   plan.units[0].phases[0].uplink = "zip(level=9)";
   CHECK(DescribePlan(plan).find("zip(level=9)") != std::string::npos);
   CHECK(SummarizePlan(plan).find("sends 390.6 KiB (1/1.0)") != std::string::npos);
-  CHECK(SummarizePlan(EmptyPlan(Options())).find("0 tensors in 0 units") != std::string::npos);
+  CHECK(SummarizePlan(EmptyPlan(Options())).find("tensors: none; 0 units") != std::string::npos);
 }
 
 TEST_CASE("declarations that differ are described with both values", "[plan][unit]") {

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "common/base/log.h"
+#include "common/base/version.h"
 #include "common/plan/plan.h"
 #include "common/transport/address.h"
 #include "worker/client/client_impl.h"
@@ -100,12 +101,12 @@ Status ClientImpl::Init() {
   if (LogEnabled(LogLevel::kInfo)) {
     const auto own = IsTcp(config_.endpoint) ? LocalAddressTowards(config_.endpoint)
                                              : Result<std::string>("this process");
-    LogInfo("client", "connected",
-            {Field("version", GRADWIRE_VERSION), Field("rank", rank_),
-             Field("workers", config_.job.workers), Field("servers", config_.job.servers),
-             Field("job", config_.job.id), Field("root", config_.endpoint),
-             Field("own_address", own.ok() ? *own : "unknown"),
-             Field("default", ReduceOpName(TensorDeclaration{}.op))});
+    LogInfo(
+        "client", "connected",
+        {Field("version", Version()), Field("rank", rank_), Field("workers", config_.job.workers),
+         Field("servers", config_.job.servers), Field("job", config_.job.id),
+         Field("root", config_.endpoint), Field("own_address", own.ok() ? *own : "unknown"),
+         Field("default", ReduceOpName(TensorDeclaration{}.op))});
   }
   return Status::Ok();
 }
