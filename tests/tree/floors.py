@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """floors.py ROOT: an include and a link may only point down.
 
-    main, cli, trainer
+    main, cli, trainer, capi
     server | worker                                 (never each other)
     common/transport | pipeline | plan | config     (not each other)
     compressors | common/wire                       (not each other)
@@ -28,6 +28,7 @@ PARTS = [  # path prefix, part, floor
     ("server", "server", 3),
     ("worker", "worker", 3),
     ("server/main.cc", "main", 4),
+    ("worker/capi", "capi", 4),
     ("worker/cli", "cli", 4),
     ("worker/trainer", "trainer", 4),
 ]

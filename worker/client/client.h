@@ -86,6 +86,12 @@ class Client {
   /// Errors: Timeout after timeouts.stall_stop, naming tensor and what is missing; the job's error
   /// (Unavailable, naming the server, if one is lost). What had completed before stays completed.
   virtual Status Wait(const Handle& handle) = 0;
+  /// The same with the caller's own deadline: when that is shorter than timeouts.stall_stop, the
+  /// Timeout ends nothing, and the handle can be waited for again. A client whose push-pulls are
+  /// complete when they return needs no other than this.
+  virtual Status WaitFor(const Handle& handle, std::chrono::milliseconds /*timeout*/) {
+    return Wait(handle);
+  }
   /// True once Wait would return at once.
   virtual bool Poll(const Handle& handle) = 0;
 

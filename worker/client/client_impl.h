@@ -76,6 +76,7 @@ class ClientImpl final : public Client, private LoopHandler {
   Result<std::vector<TensorId>> Declare(std::span<const TensorDeclaration> batch) override;
   Result<Handle> PushPullAsync(TensorId tensor, ByteView input, MutableBytes output) override;
   Status Wait(const Handle& handle) override;
+  Status WaitFor(const Handle& handle, std::chrono::milliseconds timeout) override;
   bool Poll(const Handle& handle) override;
   Status EndStep() override;
   Status Broadcast(const std::string& name, MutableBytes data, std::uint32_t root) override;

@@ -499,6 +499,23 @@ Status ClientImpl::Wait(const Handle& handle) {
   return tensor.generation == handle.generation ? tensor.outcome : error_;
 }
 
+Status ClientImpl::WaitFor(const Handle& handle, std::chrono::milliseconds timeout) {
+  if (timeout < std::chrono::milliseconds(config_.timeouts.stall_stop_ms)) {
+    std::unique_lock lock(mu_);
+    const std::uint32_t index = handle.tensor.index;
+    const auto over = [&] {
+      return !error_.ok() || index >= tensors_.size() || !tensors_[index]->in_flight ||
+             tensors_[index]->generation != handle.generation;
+    };
+    if (!changed_.wait_for(lock, timeout, over)) {
+      return Timeout(fmt::format("tensor '{}' on rank {} is not complete after {} ms: {}",
+                                 plan_->tensors[index].name, rank_, timeout.count(),
+                                 DescribeWait(index)));
+    }
+  }
+  return Wait(handle);
+}
+
 bool ClientImpl::Poll(const Handle& handle) {
   const std::lock_guard lock(mu_);
   if (handle.tensor.index >= tensors_.size()) return true;

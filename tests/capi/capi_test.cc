@@ -1,0 +1,662 @@
+// The C interface, through the shared library and real servers on loopback.
+
+#include <fcntl.h>
+#include <gradwire/gradwire.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/config/process.h"
+#include "server/server.h"
+#include "tests/catch.h"
+
+namespace gradwire {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+/// Threads may not use Catch2's macros: they note what is wrong, and the test checks at the end.
+class Failures {
+ public:
+  bool Expect(bool condition, const std::string& text) {
+    if (condition) return true;
+    const std::lock_guard lock(mu_);
+    text_ += text + "\n";
+    return false;
+  }
+  bool Ok(gradwire_status status, const std::string& what) {
+    return Expect(status == GRADWIRE_OK, what + ": " + gradwire_last_error());
+  }
+  std::string Take() {
+    const std::lock_guard lock(mu_);
+    return text_;
+  }
+
+ private:
+  std::mutex mu_;
+  std::string text_;
+};
+
+bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+gradwire_status Init(const Strings& assignments, std::int64_t rank, gradwire_client** client) {
+  std::vector<const char*> pointers;
+  for (const std::string& text : assignments) pointers.push_back(text.c_str());
+  return gradwire_init(nullptr, pointers.data(), pointers.size(), rank, client);
+}
+
+/// A server of its own thread in this process, and what workers must be told to join its job.
+class Job {
+ public:
+  explicit Job(std::uint32_t workers, Strings more = {}) {
+    assignments_ = {"job.workers=" + std::to_string(workers),
+                    "job.servers=1",
+                    "endpoint=tcp://127.0.0.1:0",
+                    "log.level=off",
+                    "timeouts.start=30s",
+                    "timeouts.stall_warn=10s",
+                    "timeouts.stall_stop=30s",
+                    "timeouts.dead_after=10s"};
+    assignments_.insert(assignments_.end(), more.begin(), more.end());
+    ProcessOptions options;
+    options.role = ProcessRole::kServer;
+    options.rank = 0;
+    options.assignments = assignments_;
+    auto process = LoadProcessConfig(options, {});
+    INFO(process.status().ToString());
+    REQUIRE(process.ok());
+    auto server = Server::Start(process->config, 0);
+    INFO(server.status().ToString());
+    REQUIRE(server.ok());
+    server_ = std::move(server).value();
+    assignments_.push_back("endpoint=" + server_->address());
+    thread_ = std::thread([this] { outcome_ = server_->Run(); });
+  }
+
+  ~Job() {
+    server_->Stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  const Strings& assignments() const { return assignments_; }
+
+  /// Runs `body` for every rank on a thread of its own. It gets the rank's client and frees it only
+  /// if it sets the pointer to null.
+  std::string Run(std::uint32_t workers,
+                  const std::function<void(Failures&, gradwire_client*&)>& body) {
+    Failures failures;
+    std::vector<std::thread> threads;
+    for (std::uint32_t rank = 0; rank < workers; ++rank) {
+      threads.emplace_back([&, rank] {
+        gradwire_client* client = nullptr;
+        if (!failures.Ok(Init(assignments_, rank, &client), "init")) return;
+        body(failures, client);
+        gradwire_free(client);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return failures.Take();
+  }
+
+ private:
+  Strings assignments_;
+  std::unique_ptr<Server> server_;
+  std::thread thread_;
+  Status outcome_;
+};
+
+gradwire_tensor Tensor(const char* name, const std::vector<std::uint64_t>& shape,
+                       gradwire_dtype dtype = GRADWIRE_FLOAT32, gradwire_op op = GRADWIRE_AVERAGE) {
+  return {name, shape.data(), static_cast<std::uint32_t>(shape.size()), dtype, op, 0};
+}
+
+/// Declares one tensor.
+std::uint32_t Declare(Failures& failures, gradwire_client* client, const gradwire_tensor& tensor) {
+  std::uint32_t id = UINT32_MAX;
+  failures.Ok(gradwire_declare(client, &tensor, 1, &id), std::string("declare ") + tensor.name);
+  return id;
+}
+
+template <typename T>
+gradwire_status PushPull(gradwire_client* client, std::uint32_t id, const std::vector<T>& input,
+                         std::vector<T>& output) {
+  gradwire_handle handle{};
+  gradwire_status status = gradwire_push_pull(client, id, input.data(), output.data(),
+                                              input.size() * sizeof(T), &handle);
+  if (status == GRADWIRE_OK) status = gradwire_end_step(client);
+  return status == GRADWIRE_OK ? gradwire_wait(client, handle, -1) : status;
+}
+
+/// Pushes rank + 1 in the dtype's own form and expects the sum of all ranks, 3, everywhere.
+template <typename T>
+void SumOfTwo(Failures& failures, gradwire_client* client, gradwire_dtype dtype, T one, T two,
+              T three) {
+  const std::string name = "dtype" + std::to_string(static_cast<int>(dtype));
+  const std::vector<std::uint64_t> shape = {7, 3};
+  const auto id = Declare(failures, client, Tensor(name.c_str(), shape, dtype, GRADWIRE_SUM));
+  const std::vector<T> input(21, gradwire_rank(client) == 0 ? one : two);
+  std::vector<T> output(21);
+  failures.Ok(PushPull(client, id, input, output), name);
+  failures.Expect(output == std::vector<T>(21, three), name + ": wrong sum");
+}
+
+/// Sets a variable of the environment, or removes it, for as long as it lives.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    if (value != nullptr) {
+      setenv(name, value, 1);
+    } else {
+      unsetenv(name);
+    }
+  }
+  ~Variable() {
+    if (old_) {
+      setenv(name_, old_->c_str(), 1);
+    } else {
+      unsetenv(name_);
+    }
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+TEST_CASE("the library says which interface and version it has", "[capi]") {
+  CHECK(gradwire_abi_version() == GRADWIRE_ABI_VERSION);
+  CHECK(std::string(gradwire_version()) == GRADWIRE_TEST_VERSION);
+}
+
+TEST_CASE("every error code has the exit code of operations.md", "[capi]") {
+  CHECK(gradwire_exit_code(GRADWIRE_OK, 0) == 0);
+  CHECK(gradwire_exit_code(GRADWIRE_OK, 1) == 0);
+  CHECK(gradwire_exit_code(GRADWIRE_INVALID_ARGUMENT, 0) == 2);
+  CHECK(gradwire_exit_code(GRADWIRE_INVALID_ARGUMENT, 1) == 1);
+  CHECK(gradwire_exit_code(GRADWIRE_TIMEOUT, 0) == 3);
+  CHECK(gradwire_exit_code(GRADWIRE_TIMEOUT, 1) == 4);
+  CHECK(gradwire_exit_code(GRADWIRE_UNAVAILABLE, 0) == 3);
+  CHECK(gradwire_exit_code(GRADWIRE_UNAVAILABLE, 1) == 5);
+  for (const auto status :
+       {GRADWIRE_CORRUPT_DATA, GRADWIRE_BUFFER_TOO_SMALL, GRADWIRE_NOT_FOUND, GRADWIRE_INTERNAL}) {
+    CHECK(gradwire_exit_code(status, 0) == 1);
+    CHECK(gradwire_exit_code(status, 1) == 1);
+  }
+}
+
+/// Every call that takes a client, by name. What it returns for one that may not be used.
+std::vector<std::pair<std::string, std::function<gradwire_status(gradwire_client*)>>> AllCalls() {
+  static float value = 0;
+  static std::uint32_t id = 0;
+  static gradwire_handle handle{};
+  static gradwire_stats stats{};
+  static std::size_t bytes = 0;
+  static const std::vector<std::uint64_t> shape = {1};
+  static const gradwire_tensor tensor = Tensor("t", shape);
+  return {
+      {"close", [](auto* c) { return gradwire_close(c); }},
+      {"declare", [](auto* c) { return gradwire_declare(c, &tensor, 1, &id); }},
+      {"push_pull",
+       [](auto* c) { return gradwire_push_pull(c, 0, &value, &value, sizeof value, &handle); }},
+      {"wait", [](auto* c) { return gradwire_wait(c, handle, -1); }},
+      {"wait for", [](auto* c) { return gradwire_wait(c, handle, 1000); }},
+      {"end_step", [](auto* c) { return gradwire_end_step(c); }},
+      {"broadcast", [](auto* c) { return gradwire_broadcast(c, "b", &value, sizeof value, 0); }},
+      {"barrier", [](auto* c) { return gradwire_barrier(c); }},
+      {"save_state", [](auto* c) { return gradwire_save_state(c, nullptr, &bytes); }},
+      {"load_state", [](auto* c) { return gradwire_load_state(c, nullptr, 0); }},
+      {"get_stats", [](auto* c) { return gradwire_get_stats(c, &stats); }},
+  };
+}
+
+TEST_CASE("a client that is NULL is refused by every call", "[capi]") {
+  for (const auto& [name, call] : AllCalls()) {
+    CAPTURE(name);
+    CHECK(call(nullptr) == GRADWIRE_INVALID_ARGUMENT);
+    CHECK(Has(gradwire_last_error(), "the client is NULL"));
+  }
+  CHECK(gradwire_poll(nullptr, {}) == 1);
+  CHECK(gradwire_rank(nullptr) == 0);
+  CHECK(gradwire_size(nullptr) == 0);
+  CHECK(gradwire_local_rank(nullptr) == 0);
+  CHECK(gradwire_local_size(nullptr) == 0);
+  gradwire_free(nullptr);
+}
+
+TEST_CASE("init says what is wrong with the configuration", "[capi]") {
+  const Variable scheduler("DMLC_ROLE", nullptr);
+  const Variable role("GRADWIRE_ROLE", nullptr);
+  const Variable config("GRADWIRE_CONFIG", nullptr);
+  int dummy = 0;
+  auto* client = reinterpret_cast<gradwire_client*>(&dummy);
+  const auto expect = [&](gradwire_status status, const std::string& part) {
+    CHECK(status == GRADWIRE_INVALID_ARGUMENT);
+    CHECK(client == nullptr);
+    CAPTURE(gradwire_last_error());
+    CHECK(Has(gradwire_last_error(), part));
+  };
+  SECTION("no place for the client") {
+    CHECK(gradwire_init(nullptr, nullptr, 0, 0, nullptr) == GRADWIRE_INVALID_ARGUMENT);
+    CHECK(Has(gradwire_last_error(), "the place for the client is NULL"));
+  }
+  SECTION("no list of assignments") {
+    expect(gradwire_init(nullptr, nullptr, 2, 0, &client), "list of assignments is NULL");
+  }
+  SECTION("an assignment that is NULL") {
+    const char* const assignments[] = {"job.workers=2", nullptr};
+    expect(gradwire_init(nullptr, assignments, 2, 0, &client), "assignment 1 is NULL");
+  }
+  SECTION("an unknown key") { expect(Init({"job.wrokers=2"}, 0, &client), "job.workers"); }
+  SECTION("a rank beyond the job") { expect(Init({"job.workers=2"}, 2, &client), "2"); }
+  SECTION("a rank beyond 32 bits") {
+    expect(Init({"job.workers=2"}, std::int64_t{1} << 32, &client), "4294967296");
+  }
+  SECTION("a scheduler") {
+    const Variable variable("DMLC_ROLE", "scheduler");
+    expect(Init({}, 0, &client), "Gradwire has none");
+  }
+  SECTION("a server") {
+    const Variable variable("DMLC_ROLE", "server");
+    expect(Init({}, 0, &client), "this program is a worker");
+  }
+}
+
+TEST_CASE("init fails with NOT_FOUND or INVALID_ARGUMENT for a file that is not there", "[capi]") {
+  gradwire_client* client = nullptr;
+  const auto status = gradwire_init("/nonexistent/job.yaml", nullptr, 0, 0, &client);
+  CHECK((status == GRADWIRE_NOT_FOUND || status == GRADWIRE_INVALID_ARGUMENT));
+  CHECK(Has(gradwire_last_error(), "/nonexistent/job.yaml"));
+}
+
+TEST_CASE("init gives up with TIMEOUT where no server listens", "[capi]") {
+  gradwire_client* client = nullptr;
+  // Port 1 of loopback: nobody's.
+  const auto status =
+      Init({"job.workers=1", "endpoint=tcp://127.0.0.1:1", "timeouts.start=300ms", "log.level=off"},
+           0, &client);
+  CHECK(status == GRADWIRE_TIMEOUT);
+  CHECK(client == nullptr);
+  CHECK(Has(gradwire_last_error(), "127.0.0.1:1"));
+  CHECK(gradwire_exit_code(status, 0) == 3);
+}
+
+TEST_CASE("two workers sum every dtype and average in place", "[capi]") {
+  const Variable local_rank("GRADWIRE_LOCAL_RANK", "1");
+  const Variable local_size("GRADWIRE_LOCAL_SIZE", "4");
+  Job job(2);
+  const std::string failed = job.Run(2, [](Failures& failures, gradwire_client*& client) {
+    const std::uint32_t rank = gradwire_rank(client);
+    failures.Expect(rank < 2, "rank");
+    failures.Expect(gradwire_size(client) == 2, "size");
+    failures.Expect(gradwire_local_rank(client) == 1, "local rank");
+    failures.Expect(gradwire_local_size(client) == 4, "local size");
+
+    SumOfTwo<float>(failures, client, GRADWIRE_FLOAT32, 1, 2, 3);
+    // 1, 2 and 3 as fp16 and as bf16.
+    SumOfTwo<std::uint16_t>(failures, client, GRADWIRE_FLOAT16, 0x3c00, 0x4000, 0x4200);
+    SumOfTwo<std::uint16_t>(failures, client, GRADWIRE_BFLOAT16, 0x3f80, 0x4000, 0x4040);
+    SumOfTwo<double>(failures, client, GRADWIRE_FLOAT64, 1, 2, 3);
+    SumOfTwo<std::int8_t>(failures, client, GRADWIRE_INT8, -1, -2, -3);
+    SumOfTwo<std::uint8_t>(failures, client, GRADWIRE_UINT8, 100, 101, 201);
+    SumOfTwo<std::int32_t>(failures, client, GRADWIRE_INT32, 1 << 30, -3, (1 << 30) - 3);
+    // Beyond what a double holds exactly.
+    const std::int64_t large = (std::int64_t{1} << 60) + 1;
+    SumOfTwo<std::int64_t>(failures, client, GRADWIRE_INT64, large, 2, large + 2);
+
+    const std::vector<std::uint64_t> shape = {100};
+    const auto id = Declare(failures, client, Tensor("average", shape));
+    for (int round = 0; round < 5; ++round) {
+      std::vector<float> values(100, static_cast<float>(rank + 1));
+      failures.Ok(PushPull(client, id, values, values), "in place");
+      failures.Expect(values == std::vector<float>(100, 1.5F), "wrong average");
+    }
+
+    // A scalar has no shape at all.
+    const gradwire_tensor scalar = {"scalar", nullptr, 0, GRADWIRE_FLOAT32, GRADWIRE_AVERAGE, 0};
+    const auto scalar_id = Declare(failures, client, scalar);
+    std::vector<float> one(1, static_cast<float>(rank));
+    failures.Ok(PushPull(client, scalar_id, one, one), "scalar");
+    failures.Expect(one[0] == 0.5F, "wrong scalar");
+
+    const std::vector<std::uint64_t> none = {3, 0};
+    const auto empty_id = Declare(failures, client, Tensor("empty", none));
+    std::vector<float> nothing;
+    failures.Ok(PushPull(client, empty_id, nothing, nothing), "empty");
+
+    failures.Ok(gradwire_barrier(client), "barrier");
+    gradwire_stats stats{};
+    failures.Ok(gradwire_get_stats(client, &stats), "stats");
+    // 21 elements of 30 bytes over all dtypes, five times 100 floats, and the scalar.
+    const std::uint64_t raw = 21 * (4 + 2 + 2 + 8 + 1 + 1 + 4 + 8) + 5 * 400 + 4;
+    failures.Expect(stats.raw_push_bytes == raw && stats.raw_pull_bytes == raw, "raw bytes");
+    failures.Expect(stats.sent_bytes > raw && stats.received_bytes > raw, "wire bytes");
+    failures.Expect(stats.nonfinite_units == 0 && stats.reconnects == 0, "stats");
+    failures.Ok(gradwire_close(client), "close");
+    failures.Ok(gradwire_close(client), "close again");
+    failures.Expect(gradwire_barrier(client) == GRADWIRE_INVALID_ARGUMENT &&
+                        Has(gradwire_last_error(), "after Close"),
+                    "a barrier after close");
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("a broadcast is exact whatever the compression", "[capi]") {
+  Job job(2, {"compression.uplink.compressor=onebit", "compression.downlink.compressor=onebit",
+              "compression.min_bytes=0B"});
+  const std::string failed = job.Run(2, [](Failures& failures, gradwire_client*& client) {
+    std::vector<std::uint8_t> expected(10007);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      expected[i] = static_cast<std::uint8_t>(i * 31 + i / 256);
+    }
+    std::vector<std::uint8_t> data(expected.size(), 0);
+    if (gradwire_rank(client) == 1) data = expected;
+    failures.Ok(gradwire_broadcast(client, "parameters", data.data(), data.size(), 1), "broadcast");
+    failures.Expect(data == expected, "other bytes");
+    failures.Ok(gradwire_broadcast(client, "nothing", nullptr, 0, 0), "broadcast of nothing");
+    failures.Expect(
+        gradwire_broadcast(client, "x", data.data(), 1, 2) == GRADWIRE_INVALID_ARGUMENT &&
+            Has(gradwire_last_error(), "root 2"),
+        "a root that there is not");
+    failures.Expect(
+        gradwire_broadcast(client, nullptr, data.data(), 1, 0) == GRADWIRE_INVALID_ARGUMENT,
+        "no name");
+    failures.Expect(gradwire_broadcast(client, "x", nullptr, 1, 0) == GRADWIRE_INVALID_ARGUMENT,
+                    "no data");
+    failures.Expect(gradwire_broadcast(client, std::string(1015, 'x').c_str(), data.data(), 1, 0) ==
+                        GRADWIRE_INVALID_ARGUMENT,
+                    "a long name");
+    const std::string longest(1014, 'x');
+    failures.Ok(gradwire_broadcast(client, longest.c_str(), data.data(), 1, 0), "longest name");
+    failures.Ok(gradwire_close(client), "close");
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("a wrong call is refused by name and the job goes on", "[capi]") {
+  Job job(1);
+  const std::string failed = job.Run(1, [](Failures& failures, gradwire_client*& client) {
+    const auto refused = [&](gradwire_status status, const std::string& part) {
+      failures.Expect(
+          status == GRADWIRE_INVALID_ARGUMENT && Has(gradwire_last_error(), part),
+          "expected '" + part + "', got " + std::to_string(status) + ": " + gradwire_last_error());
+    };
+    std::uint32_t id = 0;
+    const std::vector<std::uint64_t> shape = {4};
+    const auto declare = [&](const gradwire_tensor& tensor) {
+      return gradwire_declare(client, &tensor, 1, &id);
+    };
+    refused(gradwire_declare(client, nullptr, 1, &id), "list of tensors is NULL");
+    const gradwire_tensor fine = Tensor("fine", shape);
+    refused(gradwire_declare(client, &fine, 1, nullptr), "place for the ids is NULL");
+    refused(gradwire_declare(client, &fine, 0, &id), "no tensors");
+    refused(gradwire_declare(client, &fine, SIZE_MAX, &id), "at most");
+    refused(declare(Tensor(nullptr, shape)), "name of tensor 0 of the declaration is NULL");
+    refused(declare(Tensor("", shape)), "0 bytes, expected 1 to 1024");
+    refused(declare(Tensor(std::string(1025, 'x').c_str(), shape)), "1025 bytes");
+    gradwire_tensor wrong = fine;
+    wrong.shape = nullptr;
+    refused(declare(wrong), "tensor 'fine': its shape is NULL");
+    wrong = fine;
+    wrong.num_dimensions = 65;
+    refused(declare(wrong), "65 dimensions, expected at most 64");
+    const std::vector<std::uint64_t> huge = {std::uint64_t{1} << 40, std::uint64_t{1} << 40};
+    refused(declare(Tensor("huge", huge)), "tensor 'huge': shape [");
+    for (const int number : {0, 9, -1}) {
+      wrong = fine;
+      std::memcpy(&wrong.dtype, &number, sizeof number);
+      refused(declare(wrong), "its dtype is " + std::to_string(number));
+    }
+    for (const int number : {0, 3}) {
+      wrong = fine;
+      std::memcpy(&wrong.op, &number, sizeof number);
+      refused(declare(wrong), "its op is " + std::to_string(number));
+    }
+    failures.Ok(declare(fine), "declare");
+
+    std::vector<float> values(8, 1.0F);
+    float* const data = values.data();
+    gradwire_handle handle{};
+    refused(gradwire_push_pull(client, id + 1, data, data, 16, &handle), "unknown");
+    refused(gradwire_push_pull(client, id, data, data, 12, &handle), "expected 16");
+    refused(gradwire_push_pull(client, id, nullptr, data, 16, &handle), "input is NULL");
+    refused(gradwire_push_pull(client, id, data, nullptr, 16, &handle), "output is NULL");
+    refused(gradwire_push_pull(client, id, data, data, 16, nullptr), "handle is NULL");
+    refused(gradwire_push_pull(client, id, data, data + 3, 16, &handle), "overlap");
+    refused(gradwire_push_pull(client, id, data + 3, data, 16, &handle), "overlap");
+    auto* const odd = reinterpret_cast<char*>(data) + 1;
+    refused(gradwire_push_pull(client, id, odd, odd, 16, &handle), "aligned");
+    refused(gradwire_wait(client, {id + 1, 1}, -1), "tensor 1");
+    refused(gradwire_wait(client, {id + 1, 1}, 100), "tensor 1");
+    failures.Expect(gradwire_poll(client, {id + 1, 1}) == 1, "poll of an unknown tensor");
+    refused(gradwire_get_stats(client, nullptr), "NULL");
+    refused(gradwire_save_state(client, nullptr, nullptr), "NULL");
+    std::size_t bytes = 1;
+    refused(gradwire_save_state(client, nullptr, &bytes), "buffer is NULL");
+    refused(gradwire_load_state(client, nullptr, 1), "buffer is NULL");
+
+    // Neighbours don't overlap, and the job still works.
+    failures.Ok(gradwire_push_pull(client, id, data, data + 4, 16, &handle), "push_pull");
+    failures.Ok(gradwire_end_step(client), "end_step");
+    failures.Ok(gradwire_wait(client, handle, 30000), "wait");
+    failures.Expect(gradwire_poll(client, handle) == 1, "poll after wait");
+    failures.Ok(gradwire_close(client), "close");
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("tensors that differ between workers are refused to all of them", "[capi]") {
+  Job job(2);
+  const std::string failed = job.Run(2, [](Failures& failures, gradwire_client*& client) {
+    const std::vector<std::uint64_t> shape = {3 + std::uint64_t{gradwire_rank(client)}};
+    const gradwire_tensor tensor = Tensor("w", shape);
+    std::uint32_t id = 0;
+    failures.Expect(gradwire_declare(client, &tensor, 1, &id) == GRADWIRE_INVALID_ARGUMENT,
+                    "accepted");
+    const std::string text = gradwire_last_error();
+    failures.Expect(Has(text, "'w'") && Has(text, "[3] on rank 0") && Has(text, "[4] on rank 1"),
+                    text);
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("each thread has the text of its own last error", "[capi]") {
+  REQUIRE(gradwire_close(nullptr) == GRADWIRE_INVALID_ARGUMENT);
+  const std::string here = gradwire_last_error();
+  std::string fresh;
+  std::string there;
+  std::thread([&] {
+    fresh = gradwire_last_error();
+    (void)gradwire_init(nullptr, nullptr, 0, 0, nullptr);
+    there = gradwire_last_error();
+  }).join();
+  CHECK(fresh == "");
+  CHECK(Has(there, "the place for the client"));
+  CHECK(gradwire_last_error() == here);
+}
+
+TEST_CASE("a wait with a deadline ends nothing", "[capi]") {
+  Job job(2);
+  std::promise<void> timed_out;
+  std::shared_future<void> go = timed_out.get_future().share();
+  const std::string failed = job.Run(2, [&](Failures& failures, gradwire_client*& client) {
+    const std::vector<std::uint64_t> shape = {1000};
+    const auto id = Declare(failures, client, Tensor("slow", shape));
+    const std::vector<float> input(1000, static_cast<float>(gradwire_rank(client)));
+    std::vector<float> output(1000);
+    if (gradwire_rank(client) == 1) go.wait();  // rank 0 always gets there: its waits are bounded
+    gradwire_handle handle{};
+    failures.Ok(gradwire_push_pull(client, id, input.data(), output.data(), 4000, &handle), "push");
+    failures.Ok(gradwire_end_step(client), "end_step");
+    if (gradwire_rank(client) == 0) {
+      for (const std::int64_t timeout_ms : {0, 50}) {
+        const auto status = gradwire_wait(client, handle, timeout_ms);
+        const std::string text = gradwire_last_error();
+        failures.Expect(status == GRADWIRE_TIMEOUT && Has(text, "tensor 'slow' on rank 0") &&
+                            Has(text, "after " + std::to_string(timeout_ms) + " ms"),
+                        text);
+      }
+      failures.Expect(gradwire_poll(client, handle) == 0, "poll");
+      timed_out.set_value();
+    }
+    failures.Ok(gradwire_wait(client, handle, INT64_MAX), "wait");
+    failures.Expect(output == std::vector<float>(1000, 0.5F), "wrong average");
+    failures.Ok(gradwire_close(client), "close");
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("the state of residuals is saved, and what is damaged is refused", "[capi]") {
+  Job job(1, {"compression.uplink.compressor=onebit", "compression.downlink.compressor=onebit",
+              "compression.min_bytes=0B"});
+  const std::string failed = job.Run(1, [](Failures& failures, gradwire_client*& client) {
+    const std::vector<std::uint64_t> shape = {4096};
+    const auto id = Declare(failures, client, Tensor("w", shape));
+    std::vector<float> input(4096);
+    for (std::size_t i = 0; i < input.size(); ++i) input[i] = std::sin(static_cast<float>(i));
+    std::vector<float> output(4096);
+    failures.Ok(PushPull(client, id, input, output), "push_pull");
+
+    std::size_t bytes = 0;
+    failures.Expect(gradwire_save_state(client, nullptr, &bytes) == GRADWIRE_BUFFER_TOO_SMALL,
+                    "no room");
+    failures.Expect(bytes > 4096 * 4, "the state has a float an element");
+    std::vector<std::byte> saved(bytes);
+    failures.Ok(gradwire_save_state(client, saved.data(), &bytes), "save_state");
+    failures.Ok(PushPull(client, id, input, output), "push_pull");
+    std::vector<std::byte> later(bytes);
+    failures.Ok(gradwire_save_state(client, later.data(), &bytes), "save_state");
+    failures.Expect(saved != later, "the residual did not change");
+    failures.Ok(gradwire_load_state(client, saved.data(), saved.size()), "load_state");
+    failures.Ok(gradwire_save_state(client, later.data(), &bytes), "save_state");
+    failures.Expect(saved == later, "the state is another one");
+
+    later[bytes / 2] ^= std::byte{1};
+    failures.Expect(gradwire_load_state(client, later.data(), bytes) == GRADWIRE_CORRUPT_DATA,
+                    "damaged");
+    failures.Expect(gradwire_load_state(client, saved.data(), bytes - 1) == GRADWIRE_CORRUPT_DATA,
+                    "truncated");
+    failures.Expect(gradwire_load_state(client, nullptr, 0) == GRADWIRE_CORRUPT_DATA, "empty");
+    failures.Ok(gradwire_close(client), "close");
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("a worker that goes with a push-pull in flight is named to the others", "[capi]") {
+  Job job(2);
+  const std::string failed = job.Run(2, [](Failures& failures, gradwire_client*& client) {
+    const std::vector<std::uint64_t> shape = {1000};
+    const auto left = Declare(failures, client, Tensor("left", shape));
+    const auto right = Declare(failures, client, Tensor("right", shape));
+    std::vector<float> values(1000);
+    gradwire_handle handle{};
+    const bool goes = gradwire_rank(client) == 1;
+    failures.Ok(gradwire_push_pull(client, goes ? right : left, values.data(), values.data(), 4000,
+                                   &handle),
+                "push");
+    failures.Ok(gradwire_end_step(client), "end_step");
+    if (goes) {
+      gradwire_free(client);
+      client = nullptr;
+      return;
+    }
+    const auto status = gradwire_wait(client, handle, -1);
+    failures.Expect(status == GRADWIRE_UNAVAILABLE && Has(gradwire_last_error(), "worker 1 ends"),
+                    gradwire_last_error());
+    failures.Expect(gradwire_exit_code(status, 1) == 5, "exit code");
+    failures.Expect(gradwire_barrier(client) == GRADWIRE_UNAVAILABLE, "the job has ended");
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("a process can have clients of two jobs", "[capi]") {
+  Job first(1);
+  Job second(1);
+  gradwire_client* a = nullptr;
+  gradwire_client* b = nullptr;
+  REQUIRE(Init(first.assignments(), 0, &a) == GRADWIRE_OK);
+  REQUIRE(Init(second.assignments(), 0, &b) == GRADWIRE_OK);
+  Failures failures;
+  const std::vector<std::uint64_t> shape = {5};
+  const auto in_a = Declare(failures, a, Tensor("w", shape));
+  const auto in_b = Declare(failures, b, Tensor("w", shape, GRADWIRE_FLOAT64));
+  std::vector<float> floats(5, 2.0F);
+  std::vector<double> doubles(5, 3.0);
+  failures.Ok(PushPull(a, in_a, floats, floats), "first");
+  failures.Ok(PushPull(b, in_b, doubles, doubles), "second");
+  failures.Ok(gradwire_close(a), "close the first");
+  failures.Ok(PushPull(b, in_b, doubles, doubles), "second, after the first has closed");
+  CHECK(floats == std::vector<float>(5, 2.0F));
+  CHECK(doubles == std::vector<double>(5, 3.0));
+  failures.Ok(gradwire_close(b), "close the second");
+  gradwire_free(a);
+  gradwire_free(b);
+  CHECK(failures.Take() == "");
+}
+
+// ThreadSanitizer ends a process that starts threads and forks.
+#ifndef __SANITIZE_THREAD__
+#if !defined(__has_feature)
+#define GRADWIRE_CAN_FORK
+#elif !__has_feature(thread_sanitizer)
+#define GRADWIRE_CAN_FORK
+#endif
+#endif
+
+#ifdef GRADWIRE_CAN_FORK
+TEST_CASE("a forked process is refused, and its parent's job goes on", "[capi]") {
+  Job job(1);
+  gradwire_client* client = nullptr;
+  REQUIRE(Init(job.assignments(), 0, &client) == GRADWIRE_OK);
+  const auto calls = AllCalls();
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    alarm(60);  // whatever happens, it ends
+    int number = 0;
+    for (const auto& [name, call] : calls) {
+      ++number;
+      if (call(client) != GRADWIRE_INVALID_ARGUMENT) _exit(number);
+      if (!Has(gradwire_last_error(), "was forked from it")) _exit(100 + number);
+    }
+    if (gradwire_poll(client, {}) != 1) _exit(50);
+    if (gradwire_size(client) != 1 || gradwire_rank(client) != 0) _exit(51);
+    gradwire_free(client);
+    _exit(0);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CAPTURE(status);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  Failures failures;
+  const std::vector<std::uint64_t> shape = {3};
+  const auto id = Declare(failures, client, Tensor("w", shape));
+  std::vector<float> values(3, 1.0F);
+  failures.Ok(PushPull(client, id, values, values), "push_pull");
+  failures.Ok(gradwire_close(client), "close");
+  gradwire_free(client);
+  CHECK(failures.Take() == "");
+}
+#endif
+
+}  // namespace
+}  // namespace gradwire

@@ -1,0 +1,398 @@
+// The build hides every symbol but these.
+#pragma GCC visibility push(default)
+#include "worker/capi/gradwire.h"
+#pragma GCC visibility pop
+
+#include <fmt/format.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/base/dtype.h"
+#include "common/base/log.h"
+#include "common/base/version.h"
+#include "common/config/config.h"
+#include "common/config/process.h"
+#include "common/wire/limits.h"
+#include "worker/client/client.h"
+
+struct gradwire_client {
+  std::unique_ptr<gradwire::Client> client;
+  std::uint32_t rank = 0;
+  std::uint32_t size = 0;
+  std::uint32_t local_rank = 0;
+  std::uint32_t local_size = 1;
+  pid_t owner = 0;  // the process that has the client's threads
+};
+
+namespace {
+
+using gradwire::Result;
+using gradwire::Status;
+using gradwire::StatusCode;
+using gradwire::TensorDeclaration;
+
+/// A fixed buffer, so that also the report of a lack of memory needs none.
+struct ErrorText {
+  std::array<char, 8192> text{};
+  void Set(std::string_view from) noexcept {
+    const std::size_t size = std::min(from.size(), text.size() - 1);
+    std::memcpy(text.data(), from.data(), size);
+    text[size] = '\0';
+  }
+};
+thread_local ErrorText last_error;
+
+gradwire_status Report(StatusCode code, std::string_view message) noexcept {
+  if (code == StatusCode::kOk) return GRADWIRE_OK;
+  last_error.Set(message);
+  return static_cast<gradwire_status>(code);
+}
+
+static_assert(static_cast<int>(StatusCode::kInvalidArgument) == GRADWIRE_INVALID_ARGUMENT);
+static_assert(static_cast<int>(StatusCode::kCorruptData) == GRADWIRE_CORRUPT_DATA);
+static_assert(static_cast<int>(StatusCode::kBufferTooSmall) == GRADWIRE_BUFFER_TOO_SMALL);
+static_assert(static_cast<int>(StatusCode::kNotFound) == GRADWIRE_NOT_FOUND);
+static_assert(static_cast<int>(StatusCode::kUnavailable) == GRADWIRE_UNAVAILABLE);
+static_assert(static_cast<int>(StatusCode::kTimeout) == GRADWIRE_TIMEOUT);
+static_assert(static_cast<int>(StatusCode::kInternal) == GRADWIRE_INTERNAL);
+static_assert(static_cast<int>(gradwire::DType::kFloat32) == GRADWIRE_FLOAT32);
+static_assert(static_cast<int>(gradwire::DType::kInt64) == GRADWIRE_INT64);
+static_assert(static_cast<int>(gradwire::ReduceOp::kSum) == GRADWIRE_SUM);
+
+/// Runs a body that returns a Status: no exception leaves the library.
+template <typename Body>
+gradwire_status Guarded(Body&& body) noexcept {
+  try {
+    const Status status = body();
+    return Report(status.code(), status.message());
+  } catch (const std::bad_alloc&) {
+    return Report(StatusCode::kInternal, "out of memory");
+  } catch (const std::exception& error) {
+    return Report(StatusCode::kInternal, error.what());
+  } catch (...) {
+    return Report(StatusCode::kInternal, "an exception of unknown type");
+  }
+}
+
+Status CheckOwner(const gradwire_client* client) {
+  if (client == nullptr) return gradwire::InvalidArgument("the client is NULL");
+  if (client->owner == getpid()) return Status::Ok();
+  return gradwire::InvalidArgument(fmt::format(
+      "this client belongs to process {}; process {} was forked from it, and the client's threads "
+      "and connections did not come along: call gradwire_init in the process that pushes",
+      client->owner, getpid()));
+}
+
+template <typename Body>
+gradwire_status WithClient(const gradwire_client* client, Body&& body) noexcept {
+  return Guarded([&] {
+    const Status owner = CheckOwner(client);
+    return owner.ok() ? body(*client->client) : owner;
+  });
+}
+
+Status CheckNotNull(const void* pointer, std::string_view what) {
+  if (pointer != nullptr) return Status::Ok();
+  return gradwire::InvalidArgument(fmt::format("{} is NULL", what));
+}
+
+/// A name with `prefix` bytes that are put in front of it.
+Status CheckName(const char* name, std::string_view what, std::size_t prefix = 0) {
+  if (Status s = CheckNotNull(name, what); !s.ok()) return s;
+  const std::size_t size = std::strlen(name);
+  const std::size_t most = gradwire::kMaxNameBytes - prefix;
+  if (size >= 1 && size <= most) return Status::Ok();
+  return gradwire::InvalidArgument(
+      fmt::format("{} has {} bytes, expected 1 to {}", what, size, most));
+}
+
+/// What would not survive the way to the root is refused here, on this worker alone.
+Result<TensorDeclaration> DeclarationOf(const gradwire_tensor& tensor, std::size_t position) {
+  if (Status s =
+          CheckName(tensor.name, fmt::format("the name of tensor {} of the declaration", position));
+      !s.ok())
+    return s;
+  const auto wrong = [&](const std::string& what) {
+    return gradwire::InvalidArgument(fmt::format("tensor '{}': {}", tensor.name, what));
+  };
+  TensorDeclaration declaration;
+  declaration.name = tensor.name;
+  if (tensor.num_dimensions > gradwire::kMaxDimensions) {
+    return wrong(fmt::format("{} dimensions, expected at most {}", tensor.num_dimensions,
+                             gradwire::kMaxDimensions));
+  }
+  if (tensor.num_dimensions > 0) {
+    if (tensor.shape == nullptr) return wrong("its shape is NULL");
+    declaration.shape.assign(tensor.shape, tensor.shape + tensor.num_dimensions);
+  }
+  const auto dtype = gradwire::DTypeFromWire(static_cast<std::uint32_t>(tensor.dtype));
+  if (!dtype.ok()) {
+    return wrong(fmt::format("its dtype is {}, expected one of gradwire_dtype (1 to 8)",
+                             static_cast<int>(tensor.dtype)));
+  }
+  declaration.dtype = *dtype;
+  std::uint64_t bytes = gradwire::SizeOf(*dtype);
+  for (const std::uint64_t extent : declaration.shape) {
+    if (extent != 0 && bytes > gradwire::kMaxTensorBytes / extent) {
+      return wrong(fmt::format("shape [{}] of {} is more than {} bytes",
+                               fmt::join(declaration.shape, ", "), gradwire::DTypeName(*dtype),
+                               gradwire::kMaxTensorBytes));
+    }
+    bytes *= extent;
+  }
+  if (tensor.op != GRADWIRE_AVERAGE && tensor.op != GRADWIRE_SUM) {
+    return wrong(
+        fmt::format("its op is {}, expected 1 (average) or 2 (sum)", static_cast<int>(tensor.op)));
+  }
+  declaration.op = static_cast<gradwire::ReduceOp>(tensor.op);
+  declaration.priority = tensor.priority;
+  return declaration;
+}
+
+/// The first client of a process sets its log up; later ones find other threads that log.
+void InitLogOnce(const gradwire::Config& config, std::uint32_t rank) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    gradwire::InitLog(config.log.level, config.log.format, fmt::format("worker/{}", rank));
+  });
+}
+
+Result<std::unique_ptr<gradwire_client>> Connect(gradwire::ProcessOptions options) {
+  options.role = gradwire::ProcessRole::kWorker;
+  const auto process = gradwire::LoadProcessConfig(options);
+  if (!process.ok()) return process.status();
+  if (process->is_scheduler) {
+    return gradwire::InvalidArgument(std::string(gradwire::kNoScheduler));
+  }
+  const auto rank = gradwire::RequireRank(*process);
+  if (!rank.ok()) return rank.status();
+  InitLogOnce(process->config, *rank);
+  gradwire::LogWarnings(*process);
+  auto connected = gradwire::Client::Connect(process->config, *rank);
+  if (!connected.ok()) return connected.status();
+  auto made = std::make_unique<gradwire_client>();
+  made->client = std::move(connected).value();
+  made->rank = *rank;
+  made->size = process->config.job.workers;
+  made->local_rank = process->local_rank;
+  made->local_size = process->local_size.value_or(1);
+  made->owner = getpid();
+  return made;
+}
+
+}  // namespace
+
+uint32_t gradwire_abi_version(void) { return GRADWIRE_ABI_VERSION; }
+
+const char* gradwire_version(void) {
+  // Of the build system, so it ends with a zero.
+  return gradwire::Version().data();
+}
+
+const char* gradwire_last_error(void) { return last_error.text.data(); }
+
+gradwire_status gradwire_init(const char* config_path, const char* const* assignments,
+                              size_t num_assignments, int64_t rank, gradwire_client** client) {
+  return Guarded([&]() -> Status {
+    if (Status s = CheckNotNull(client, "the place for the client"); !s.ok()) return s;
+    *client = nullptr;
+    gradwire::ProcessOptions options;
+    if (config_path != nullptr) options.config_path = config_path;
+    if (num_assignments > 0) {
+      if (Status s = CheckNotNull(assignments, "the list of assignments"); !s.ok()) return s;
+    }
+    for (std::size_t i = 0; i < num_assignments; ++i) {
+      if (Status s = CheckNotNull(assignments[i], fmt::format("assignment {}", i)); !s.ok())
+        return s;
+      options.assignments.emplace_back(assignments[i]);
+    }
+    if (rank > std::int64_t{std::numeric_limits<std::uint32_t>::max()}) {
+      return gradwire::InvalidArgument(fmt::format("rank {} is out of range", rank));
+    }
+    if (rank >= 0) options.rank = static_cast<std::uint32_t>(rank);
+    auto connected = Connect(std::move(options));
+    if (!connected.ok()) return connected.status();
+    *client = connected.value().release();
+    return Status::Ok();
+  });
+}
+
+gradwire_status gradwire_close(gradwire_client* client) {
+  return WithClient(client, [](gradwire::Client& c) { return c.Close(); });
+}
+
+void gradwire_free(gradwire_client* client) {
+  // In a forked process its threads are missing and its locks may be held: it stays where it is.
+  if (client == nullptr || client->owner != getpid()) return;
+  (void)Guarded([&] {
+    delete client;
+    return Status::Ok();
+  });
+}
+
+uint32_t gradwire_rank(const gradwire_client* client) {
+  return client == nullptr ? 0 : client->rank;
+}
+
+uint32_t gradwire_size(const gradwire_client* client) {
+  return client == nullptr ? 0 : client->size;
+}
+
+uint32_t gradwire_local_rank(const gradwire_client* client) {
+  return client == nullptr ? 0 : client->local_rank;
+}
+
+uint32_t gradwire_local_size(const gradwire_client* client) {
+  return client == nullptr ? 0 : client->local_size;
+}
+
+gradwire_status gradwire_declare(gradwire_client* client, const gradwire_tensor* tensors,
+                                 size_t num_tensors, uint32_t* ids) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (num_tensors == 0) {
+      return gradwire::InvalidArgument("a declaration of no tensors; give at least one");
+    }
+    if (num_tensors > gradwire::kMaxControlItems) {
+      return gradwire::InvalidArgument(
+          fmt::format("a declaration of {} tensors, expected at most {}", num_tensors,
+                      gradwire::kMaxControlItems));
+    }
+    if (Status s = CheckNotNull(tensors, "the list of tensors"); !s.ok()) return s;
+    if (Status s = CheckNotNull(ids, "the place for the ids"); !s.ok()) return s;
+    std::vector<TensorDeclaration> batch;
+    batch.reserve(num_tensors);
+    for (std::size_t i = 0; i < num_tensors; ++i) {
+      auto declaration = DeclarationOf(tensors[i], i);
+      if (!declaration.ok()) return declaration.status();
+      batch.push_back(std::move(declaration).value());
+    }
+    const auto declared = c.Declare(batch);
+    if (!declared.ok()) return declared.status();
+    for (std::size_t i = 0; i < num_tensors; ++i) ids[i] = declared.value()[i].index;
+    return Status::Ok();
+  });
+}
+
+gradwire_status gradwire_push_pull(gradwire_client* client, uint32_t tensor, const void* input,
+                                   void* output, size_t bytes, gradwire_handle* handle) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (Status s = CheckNotNull(handle, "the place for the handle"); !s.ok()) return s;
+    if (bytes > 0) {
+      if (Status s = CheckNotNull(input, "the input"); !s.ok()) return s;
+      if (Status s = CheckNotNull(output, "the output"); !s.ok()) return s;
+    }
+    const auto from = reinterpret_cast<std::uintptr_t>(input);
+    const auto to = reinterpret_cast<std::uintptr_t>(output);
+    if (from != to && (from < to ? to - from : from - to) < bytes) {
+      return gradwire::InvalidArgument(fmt::format(
+          "tensor {}: input and output overlap; they are the same array or have nothing in common",
+          tensor));
+    }
+    const auto begun = c.PushPullAsync({tensor}, {static_cast<const std::byte*>(input), bytes},
+                                       {static_cast<std::byte*>(output), bytes});
+    if (!begun.ok()) return begun.status();
+    *handle = {begun.value().tensor.index, begun.value().generation};
+    return Status::Ok();
+  });
+}
+
+int gradwire_poll(gradwire_client* client, gradwire_handle handle) {
+  bool is_done = true;
+  // What fails here fails in gradwire_wait too, and at once.
+  (void)WithClient(client, [&](gradwire::Client& c) {
+    is_done = c.Poll({{handle.tensor}, handle.generation});
+    return Status::Ok();
+  });
+  return is_done ? 1 : 0;
+}
+
+gradwire_status gradwire_wait(gradwire_client* client, gradwire_handle handle, int64_t timeout_ms) {
+  return WithClient(client, [&](gradwire::Client& c) {
+    const gradwire::Handle waited{{handle.tensor}, handle.generation};
+    if (timeout_ms < 0) return c.Wait(waited);
+    return c.WaitFor(waited, std::chrono::milliseconds(timeout_ms));
+  });
+}
+
+gradwire_status gradwire_end_step(gradwire_client* client) {
+  return WithClient(client, [](gradwire::Client& c) { return c.EndStep(); });
+}
+
+gradwire_status gradwire_broadcast(gradwire_client* client, const char* name, void* data,
+                                   size_t bytes, uint32_t root) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    // The client marks the name as a broadcast's with a prefix of ten bytes.
+    if (Status s = CheckName(name, "the name of a broadcast", 10); !s.ok()) return s;
+    if (bytes > 0) {
+      if (Status s = CheckNotNull(data, "the data of a broadcast"); !s.ok()) return s;
+    }
+    return c.Broadcast(name, {static_cast<std::byte*>(data), bytes}, root);
+  });
+}
+
+gradwire_status gradwire_barrier(gradwire_client* client) {
+  return WithClient(client, [](gradwire::Client& c) { return c.Barrier(); });
+}
+
+gradwire_status gradwire_save_state(gradwire_client* client, void* buffer, size_t* bytes) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (Status s = CheckNotNull(bytes, "the place for the size"); !s.ok()) return s;
+    const std::size_t room = *bytes;
+    if (room > 0)
+      if (Status s = CheckNotNull(buffer, "the buffer"); !s.ok()) return s;
+    const auto saved = c.SaveState();
+    if (!saved.ok()) return saved.status();
+    *bytes = saved.value().size();
+    if (room < saved.value().size()) {
+      return gradwire::BufferTooSmall(
+          fmt::format("the state is {} bytes, the buffer {}", saved.value().size(), room));
+    }
+    std::memcpy(buffer, saved.value().data(), saved.value().size());
+    return Status::Ok();
+  });
+}
+
+gradwire_status gradwire_load_state(gradwire_client* client, const void* buffer, size_t bytes) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (bytes > 0) {
+      if (Status s = CheckNotNull(buffer, "the buffer"); !s.ok()) return s;
+    }
+    return c.RestoreState({static_cast<const std::byte*>(buffer), bytes});
+  });
+}
+
+gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats* stats) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (Status s = CheckNotNull(stats, "the place for the stats"); !s.ok()) return s;
+    const gradwire::ClientStats now = c.stats();
+    stats->sent_bytes = now.traffic.sent_bytes;
+    stats->received_bytes = now.traffic.received_bytes;
+    stats->raw_push_bytes = now.raw_push_bytes;
+    stats->raw_pull_bytes = now.raw_pull_bytes;
+    stats->nonfinite_units = now.nonfinite_units;
+    stats->resent_pushes = now.resent_pushes;
+    stats->reconnects = now.reconnects;
+    return Status::Ok();
+  });
+}
+
+int gradwire_exit_code(gradwire_status status, int started) {
+  // Every other number is a failure that has no code of its own.
+  if (status < GRADWIRE_OK || status > GRADWIRE_INTERNAL) return gradwire::kExitFailed;
+  return gradwire::ExitCodeOf(Status(static_cast<StatusCode>(status), ""), started != 0);
+}

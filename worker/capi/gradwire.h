@@ -1,0 +1,167 @@
+/* gradwire.h: Gradwire for any language.
+
+   A worker's connection to the servers of a job, behind a C interface that stays the same between
+   versions (GRADWIRE_ABI_VERSION). No other symbol of libgradwire.so is visible.
+
+   Every call returns a code; gradwire_last_error() says in words what was wrong, for the last
+   failed call of the calling thread. No call exits or throws; the log goes to stderr, and the first
+   gradwire_init of a process sets it up as log.level and log.format say. Except where it says
+   otherwise every call is safe from any thread; calls for one tensor must not overlap.
+   gradwire_declare, gradwire_broadcast and gradwire_barrier are collective: every worker makes them
+   in the same order, and they block until all have.
+
+   All memory is host memory. A NULL where one is not allowed is refused with
+   GRADWIRE_INVALID_ARGUMENT, and so is every call in a process that was forked from the one that
+   called gradwire_init: the client's threads did not come along. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GRADWIRE_ABI_VERSION 1
+
+/* What a call came to. The numbers stay. */
+typedef enum {
+  GRADWIRE_OK = 0,
+  GRADWIRE_INVALID_ARGUMENT = 1, /* the caller or the configuration is wrong */
+  GRADWIRE_CORRUPT_DATA = 2,     /* bytes of a file or the network don't mean what they should */
+  GRADWIRE_BUFFER_TOO_SMALL = 3,
+  GRADWIRE_NOT_FOUND = 4,
+  GRADWIRE_UNAVAILABLE = 5, /* a peer is lost or refuses */
+  GRADWIRE_TIMEOUT = 6,
+  GRADWIRE_INTERNAL = 7
+} gradwire_status;
+
+/* Element types. The numbers stay. */
+typedef enum {
+  GRADWIRE_FLOAT32 = 1,
+  GRADWIRE_FLOAT16 = 2,
+  GRADWIRE_BFLOAT16 = 3,
+  GRADWIRE_FLOAT64 = 4,
+  GRADWIRE_INT8 = 5,
+  GRADWIRE_UINT8 = 6,
+  GRADWIRE_INT32 = 7,
+  GRADWIRE_INT64 = 8
+} gradwire_dtype;
+
+/* What becomes of the workers' contributions. */
+typedef enum { GRADWIRE_AVERAGE = 1, GRADWIRE_SUM = 2 } gradwire_op;
+
+typedef struct gradwire_client gradwire_client;
+
+/* A tensor before its first use. All workers say the same. */
+typedef struct {
+  const char* name;      /* 1 to 1024 bytes, unique in the job */
+  const uint64_t* shape; /* num_dimensions extents; none: a scalar */
+  uint32_t num_dimensions;
+  gradwire_dtype dtype;
+  gradwire_op op;
+  int32_t priority; /* higher goes first */
+} gradwire_tensor;
+
+/* One push-pull under way. */
+typedef struct {
+  uint32_t tensor;
+  uint64_t generation;
+} gradwire_handle;
+
+/* Since the connection was made. Bytes on the wire are frames with the transport's framing. */
+typedef struct {
+  uint64_t sent_bytes;
+  uint64_t received_bytes;
+  uint64_t raw_push_bytes; /* gradients at their own dtype */
+  uint64_t raw_pull_bytes;
+  uint64_t nonfinite_units; /* rounds that gave NaN to every rank */
+  uint64_t resent_pushes;
+  uint64_t reconnects;
+} gradwire_stats;
+
+/* GRADWIRE_ABI_VERSION of the library. A caller checks it before anything else. */
+uint32_t gradwire_abi_version(void);
+/* As "0.1.0". Valid for ever. */
+const char* gradwire_version(void);
+
+/* What was wrong in this thread's last call that failed; "" if none has. Valid until this thread's
+   next call. */
+const char* gradwire_last_error(void);
+
+/* Connects and waits until every process of the job is there.
+   config_path: the YAML file; NULL: the variable GRADWIRE_CONFIG, else defaults and environment.
+   assignments: num_assignments texts "key=value" over file and environment.
+   rank: this worker's number; negative: from the environment.
+   *client is set to NULL if it fails.
+   Errors: INVALID_ARGUMENT for what is wrong in the configuration or differs between processes,
+   TIMEOUT after timeouts.start (who is missing), UNAVAILABLE. */
+gradwire_status gradwire_init(const char* config_path, const char* const* assignments,
+                              size_t num_assignments, int64_t rank, gradwire_client** client);
+
+/* Says goodbye and waits until every server has acknowledged it; later calls fail.
+   Errors: as gradwire_wait. */
+gradwire_status gradwire_close(gradwire_client* client);
+/* Closes if that has not been done, and frees. With push-pulls still in flight it gives them up,
+   and the job ends with an error that says so. NULL is allowed. In a forked process it does
+   nothing. Threads: no other call may be under way. */
+void gradwire_free(gradwire_client* client);
+
+/* These four never change and also answer in a forked process; for NULL they are 0. */
+uint32_t gradwire_rank(const gradwire_client* client);
+uint32_t gradwire_size(const gradwire_client* client); /* number of workers */
+/* Number of this worker on its host, as the launcher told; 0 if nobody did. */
+uint32_t gradwire_local_rank(const gradwire_client* client);
+/* Workers on this host; 1 if nobody told. */
+uint32_t gradwire_local_size(const gradwire_client* client);
+
+/* Declares num_tensors tensors together (small ones travel fused) and writes their ids.
+   Errors: INVALID_ARGUMENT on every worker, naming tensor, ranks and both values, if they differ;
+   TIMEOUT after timeouts.stall_stop. */
+gradwire_status gradwire_declare(gradwire_client* client, const gradwire_tensor* tensors,
+                                 size_t num_tensors, uint32_t* ids);
+
+/* Begins to push `input` and to pull the average (or sum) into `output`, `bytes` bytes each,
+   aligned to their elements. `input` stays valid and unchanged, `output` valid and untouched, until
+   the handle has completed, also with an error. They may be the same array.
+   Errors: INVALID_ARGUMENT for a wrong size, an unknown id or a tensor already in flight. */
+gradwire_status gradwire_push_pull(gradwire_client* client, uint32_t tensor, const void* input,
+                                   void* output, size_t bytes, gradwire_handle* handle);
+
+/* 1 once gradwire_wait would return at once (also with an error), else 0. */
+int gradwire_poll(gradwire_client* client, gradwire_handle handle);
+
+/* Blocks until the push-pull has completed, at most timeout_ms; negative: until the job's own
+   deadline (timeouts.stall_stop), which ends the job.
+   A round that was not finite completes with NaN in every element on every rank.
+   Errors: TIMEOUT naming the tensor and what it waits for (the job goes on and the handle stays
+   valid if timeout_ms was the shorter one); the error that ended the job. */
+gradwire_status gradwire_wait(gradwire_client* client, gradwire_handle handle, int64_t timeout_ms);
+
+/* Ends the step: what is fused and still lacks members goes out with zeros for those. */
+gradwire_status gradwire_end_step(gradwire_client* client);
+
+/* Copies worker `root`'s `data` to all, byte for byte, whatever the compression.
+   Errors: INVALID_ARGUMENT if sizes or roots differ. */
+gradwire_status gradwire_broadcast(gradwire_client* client, const char* name, void* data,
+                                   size_t bytes, uint32_t root);
+
+/* Blocks until every worker has called it. */
+gradwire_status gradwire_barrier(gradwire_client* client);
+
+/* Writes this worker's residuals to `buffer` of *bytes bytes and sets *bytes to their size. Call
+   this and gradwire_load_state only while nothing is in flight. `buffer` may be NULL if *bytes is
+   0. Errors: BUFFER_TOO_SMALL with *bytes set; call again with that much. */
+gradwire_status gradwire_save_state(gradwire_client* client, void* buffer, size_t* bytes);
+/* Errors: CORRUPT_DATA if it is not what gradwire_save_state wrote. */
+gradwire_status gradwire_load_state(gradwire_client* client, const void* buffer, size_t bytes);
+
+gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats* stats);
+
+/* The exit code that fits an error that has ended the job (docs/operations.md): 2 configuration, 3
+   not started in time, 4 stalled, 5 peer lost, else 1. started: 0 if gradwire_init gave it. */
+int gradwire_exit_code(gradwire_status status, int started);
+
+#ifdef __cplusplus
+}
+#endif
