@@ -1,0 +1,357 @@
+#!/usr/bin/python3
+"""One worker of a job of package_test.py: runs the scenario that is named and exits with 0 if all is
+as it must be.
+
+Usage: worker.py SCENARIO   (in a job of two workers, started by gradwire-launch)
+"""
+
+import os
+import pickle
+import signal
+import sys
+import threading
+
+import numpy
+import gradwire
+from gradwire import Code, GradwireError
+
+DTYPES = ("float32", "float16", "float64", "int8", "uint8", "int32", "int64")
+SHAPES = ((), (1,), (0,), (3, 0, 2), (7, 3), (2, 3, 4), (70000,))
+
+
+def expect(condition, text):
+    if not condition:
+        raise AssertionError(f"rank {gradwire.rank()}: {text}")
+
+
+def refused(code, part, function, *arguments, **named):
+    """The call must fail with that code and those words."""
+    try:
+        function(*arguments, **named)
+    except GradwireError as error:
+        expect(error.code == code, f"{error!r}: code {error.code}, expected {code}")
+        expect(part in str(error), f"'{part}' is not in: {error}")
+        return error
+    raise AssertionError(f"{function.__name__}{arguments} was accepted, expected '{part}'")
+
+
+def values(shape, dtype, factor):
+    """The same numbers on every rank, small enough for all dtypes, times a factor."""
+    count = int(numpy.prod(shape))
+    return numpy.asarray(numpy.arange(count).reshape(shape) % 11 * factor, dtype)
+
+
+def types_and_shapes():
+    mine = gradwire.rank() + 1
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            name = f"{dtype}{shape}"
+            array = values(shape, dtype, mine)
+            before = array.copy()
+            result = gradwire.push_pull(array, average=False, name=name)
+            expect(result.dtype == array.dtype and result.shape == shape, f"{name}: {result.dtype}")
+            expect(numpy.array_equal(result, values(shape, dtype, 3)), f"{name}: {result}")
+            expect(numpy.array_equal(array, before), f"{name}: the input has changed")
+    # What an array's own mean() gives is no array.
+    result = gradwire.push_pull(numpy.float32(mine), name="loss")
+    expect(result.shape == () and result == 1.5, f"a number of NumPy's: {result}")
+    # Beyond what a double holds exactly.
+    large = numpy.array([2**60 + 1, -5], dtype=numpy.int64)
+    result = gradwire.push_pull(large if mine == 1 else large * 0 + 2, average=False, name="large")
+    expect(result.tolist() == [2**60 + 3, -3], f"int64: {result}")
+
+
+def in_place_and_strides():
+    mine = gradwire.rank() + 1
+    array = values((6, 4), "float32", 2 * mine)
+    result = gradwire.push_pull(array, name="in place", out=array)
+    expect(result is array and numpy.array_equal(array, values((6, 4), "float32", 3)), "in place")
+
+    whole = values((6, 8), "float32", 2 * mine)
+    before = whole.copy()
+    part = whole[::2, 1::3]
+    expected = values((6, 8), "float32", 3)[::2, 1::3]
+    expect(numpy.array_equal(gradwire.push_pull(part, name="strided"), expected), "strided input")
+    expect(numpy.array_equal(whole, before), "the input has changed")
+    gradwire.push_pull(part, name="strided", out=part)
+    expect(numpy.array_equal(part, expected), "strided in place")
+    whole[::2, 1::3] = before[::2, 1::3]
+    expect(numpy.array_equal(whole, before), "elements between the strides have changed")
+
+    fortran = numpy.asfortranarray(values((6, 4), "float64", 2 * mine))
+    out = numpy.empty((6, 4), "float64", order="F")
+    result = gradwire.push_pull(fortran, name="fortran", out=out)
+    expect(result is out and numpy.array_equal(out, values((6, 4), "float64", 3)), "fortran")
+
+    raw = numpy.zeros(4 * 10 + 1, numpy.uint8)
+    odd = raw[1:].view(numpy.float32)
+    odd[:] = 2 * mine
+    expect(not odd.flags.aligned, "the test wants an unaligned array")
+    gradwire.push_pull(odd, name="odd", out=odd)
+    expect(odd.tolist() == [3.0] * 10, f"unaligned: {odd}")
+
+    constant = values((5,), "float32", 2 * mine)
+    constant.flags.writeable = False
+    expect(numpy.array_equal(gradwire.push_pull(constant, name="constant"),
+                             values((5,), "float32", 3)), "read-only input")
+
+
+def fresh_arrays():
+    """A name, not an object, says which tensor it is."""
+    for step in range(100):
+        gradient = numpy.full(5000, step * (gradwire.rank() + 1), numpy.float32)
+        result = gradwire.push_pull(gradient, name="gradient")
+        gradwire.end_step()
+        expect(numpy.array_equal(result, numpy.full(5000, step * 1.5, numpy.float32)),
+               f"step {step}: {result[:3]}")
+    counts = gradwire.stats()
+    expect(counts["raw_push_bytes"] == 100 * 5000 * 4, f"{counts}")
+    expect(counts["sent_bytes"] > 0 and counts["nonfinite_units"] == 0, f"{counts}")
+
+
+def asynchronous():
+    mine = gradwire.rank() + 1
+    shapes = {f"layer{i}": (10 + i, 3) for i in range(5)}
+    gradwire.declare({name: numpy.empty(shape, numpy.float32) for name, shape in shapes.items()})
+    for step in range(10):
+        handles = {}
+        for name, shape in reversed(shapes.items()):
+            handles[name] = gradwire.push_pull_async(
+                values(shape, "float32", 2 * mine * step), name=name)  # nobody else holds the array
+        gradwire.end_step()
+        for name, shape in shapes.items():
+            result = gradwire.synchronize(handles[name], timeout=60)
+            expect(gradwire.poll(handles[name]), "poll after synchronize")
+            expect(numpy.array_equal(result, values(shape, "float32", 3 * step)), f"{name} {step}")
+            expect(gradwire.synchronize(handles[name]) is result, "a second synchronize")
+
+    # A step in which rank 1 lacks a member: it counts as zeros.
+    pushed = [name for name in shapes if mine == 1 or name != "layer2"]
+    handles = [gradwire.push_pull_async(values(shapes[name], "float32", 2), name=name)
+               for name in pushed]
+    gradwire.end_step()
+    for name, handle in zip(pushed, handles):
+        factor = 1 if name == "layer2" else 2
+        expect(numpy.array_equal(gradwire.synchronize(handle),
+                                 values(shapes[name], "float32", factor)), f"{name}: zeros")
+
+    # Never asked for, but complete: its name is free again, and the result is not lost.
+    out = numpy.zeros((8, 8), numpy.float32)
+    first = gradwire.push_pull_async(values((8, 4), "float32", 2 * mine), name="lazy", out=out[:, ::2])
+    deadline = threading.Event()
+    for _ in range(6000):
+        if gradwire.poll(first):
+            break
+        deadline.wait(0.01)
+    second = gradwire.push_pull_async(values((8, 4), "float32", 4 * mine), name="lazy")
+    expect(numpy.array_equal(out[:, ::2], values((8, 4), "float32", 3)), "a result that nobody awaits")
+    expect(gradwire.synchronize(first) is not gradwire.synchronize(second), "two results")
+    expect(numpy.array_equal(gradwire.synchronize(second), values((8, 4), "float32", 6)), "second")
+
+
+def deadline():
+    array = numpy.ones(1000, numpy.float32)
+    gradwire.declare({"slow": array})
+    if gradwire.rank() == 0:
+        handle = gradwire.push_pull_async(array, name="slow")
+        error = refused(Code.TIMEOUT, "tensor 'slow' on rank 0", gradwire.synchronize, handle,
+                        timeout=0.05)
+        expect(error.exit_code == 4, f"exit code {error.exit_code}")
+        expect(not gradwire.poll(handle), "poll")
+        refused(Code.INVALID_ARGUMENT, "already in flight", gradwire.push_pull_async, array,
+                name="slow")
+        refused(Code.INVALID_ARGUMENT, "state_dict while tensor 'slow' is in flight",
+                gradwire.state_dict)
+        gradwire.barrier()  # only now does rank 1 push
+        expect(gradwire.synchronize(handle).sum() == 1000, "the sum")
+    else:
+        gradwire.barrier()
+        gradwire.push_pull(array, name="slow")
+
+
+def compressed():
+    """Values of one size are what every compressor here reproduces; the residual does the rest."""
+    mine = gradwire.rank() + 1
+    signs = numpy.where(numpy.sin(numpy.arange(40000)) < 0, -1, 1).astype(numpy.float32)
+    total = numpy.zeros_like(signs)
+    for _ in range(20):
+        total += gradwire.push_pull(signs * mine, name="w")
+        gradwire.end_step()
+    kind = os.environ["GRADWIRE_COMPRESSION_UPLINK_COMPRESSOR"]
+    # All that is missing is in the residuals. Values that are all of one size go in turn with topk,
+    # a fifth each round, so workers and server each hold back at most five rounds of 1.5.
+    tolerance = {"none": 0, "topk": 2 * 5 * 1.5}.get(kind, 0.01 * 30)
+    worst = numpy.abs(total - 30 * signs).max()
+    expect(worst <= tolerance, f"{kind}: off by {worst}, at most {tolerance}")
+    counts = gradwire.stats()
+    ratio = counts["raw_push_bytes"] / counts["sent_bytes"]
+    least = {"none": 0.9, "fp16": 1.9, "bf16": 1.9, "onebit": 25, "topk": 2}[kind]
+    expect(ratio > least, f"{kind}: ratio {ratio}")
+
+
+def broadcasts():
+    rank = gradwire.rank()
+    everything = [
+        numpy.arange(1000, dtype=numpy.float32), numpy.array([True, False]), numpy.array(7, "int16"),
+        numpy.array([1 + 2j]), numpy.zeros((0, 3)), numpy.array(["some", "text"]),
+        numpy.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]), numpy.array([3], dtype=">u2"),
+        numpy.asfortranarray(numpy.arange(12.0).reshape(3, 4)), numpy.arange(20)[::3],
+        numpy.array([numpy.nan, -0.0, numpy.inf])]
+    for i, expected in enumerate(everything):
+        array = expected if rank == 1 else numpy.zeros_like(expected)
+        result = gradwire.broadcast(array, root=1, name=f"b{i}")
+        expect(result is array, f"{i}: another object")
+        expect(array.tobytes() == expected.tobytes(), f"{i}: {array} is not {expected}")
+    constant = numpy.ones(3)
+    if rank == 0:
+        constant.flags.writeable = False  # the root's own is only read
+    else:
+        constant[:] = 0
+    gradwire.broadcast(constant, name="constant")
+    expect(constant.tolist() == [1, 1, 1], "from a read-only array")
+    refused(Code.INVALID_ARGUMENT, "Python objects", gradwire.broadcast, numpy.array([{}]), name="o")
+    refused(Code.INVALID_ARGUMENT, "root is 2", gradwire.broadcast, numpy.zeros(1), root=2, name="r")
+    refused(Code.INVALID_ARGUMENT, "no name", gradwire.broadcast, numpy.zeros(1))
+
+
+def wrong_calls():
+    refused(Code.INVALID_ARGUMENT, "initialized already", gradwire.init)
+    array = numpy.ones(4, numpy.float32)
+    for dtype in ("bool", "complex64", "uint16", "int16", "uint64", "datetime64[s]", "object"):
+        name = numpy.dtype(dtype).name
+        refused(Code.INVALID_ARGUMENT, f"tensor 'x' is {name}", gradwire.push_pull,
+                numpy.zeros(3, dtype), name="x")
+    refused(Code.INVALID_ARGUMENT, "other byte order", gradwire.push_pull,
+            numpy.ones(3, numpy.dtype("f4").newbyteorder()), name="x")
+    refused(Code.INVALID_ARGUMENT, "has no name of its own", gradwire.push_pull, array)
+    refused(Code.INVALID_ARGUMENT, "0 bytes, expected 1 to 1024", gradwire.push_pull, array, name="")
+    refused(Code.INVALID_ARGUMENT, "zero byte", gradwire.push_pull, array, name="a\0b")
+    for wrong in ([1.0, 2.0], 3.0, None):
+        try:
+            gradwire.push_pull(wrong, name="x")
+        except TypeError as error:
+            expect(type(wrong).__name__ in str(error), str(error))
+        else:
+            raise AssertionError(f"{wrong!r} was accepted")
+    gradwire.push_pull(array, name="w")
+    refused(Code.INVALID_ARGUMENT, "tensor 'w' has shape [5], it was declared with [4]",
+            gradwire.push_pull, numpy.ones(5, numpy.float32), name="w")
+    refused(Code.INVALID_ARGUMENT, "tensor 'w' is float64, it was declared as float32",
+            gradwire.push_pull, numpy.ones(4), name="w")
+    refused(Code.INVALID_ARGUMENT, "wanted as a sum, it was declared as an average",
+            gradwire.push_pull, array, average=False, name="w")
+    refused(Code.INVALID_ARGUMENT, "expected float32 of [4]", gradwire.push_pull, array, name="w",
+            out=numpy.ones(4))
+    constant = numpy.ones(4, numpy.float32)
+    constant.flags.writeable = False
+    refused(Code.INVALID_ARGUMENT, "can't be written", gradwire.push_pull, array, name="w",
+            out=constant)
+    both = numpy.ones(6, numpy.float32)
+    refused(Code.INVALID_ARGUMENT, "overlap", gradwire.push_pull, both[:4], name="w", out=both[2:])
+    # Nothing of this has hurt the job.
+    expect(gradwire.push_pull(array, name="w").tolist() == [1.0] * 4, "the job goes on")
+
+
+def differing():
+    """What the ranks declare differently ends the job, on both with the same words."""
+    error = refused(Code.INVALID_ARGUMENT, "[2] on rank 0", gradwire.declare,
+                    {"v": numpy.ones(2 + gradwire.rank())})
+    copy = pickle.loads(pickle.dumps(error))
+    expect((copy.code, str(copy), copy.exit_code) == (error.code, str(error), error.exit_code),
+           "an error goes through pickle")
+    refused(error.code, str(error), gradwire.barrier)
+
+
+def state():
+    rng = numpy.random.default_rng(gradwire.rank())
+    first, second = (rng.standard_normal(20000).astype(numpy.float32) for _ in range(2))
+    gradwire.push_pull(first, name="w")
+    saved = gradwire.state_dict()
+    expect(saved["rank"] == gradwire.rank() and len(saved["residuals"]) > 80000, "a state")
+    gradwire.push_pull(second, name="w")
+    expect(gradwire.state_dict()["residuals"] != saved["residuals"], "the residual has not changed")
+    gradwire.load_state_dict(pickle.loads(pickle.dumps(saved)))
+    expect(gradwire.state_dict() == saved, "the state is another one")
+    damaged = dict(saved, residuals=saved["residuals"][:-1])
+    refused(Code.CORRUPT_DATA, "", gradwire.load_state_dict, damaged)
+    refused(Code.INVALID_ARGUMENT, "the state is of rank 7", gradwire.load_state_dict,
+            dict(saved, rank=7))
+    refused(Code.INVALID_ARGUMENT, "it lacks residuals", gradwire.load_state_dict,
+            {"version": 1, "rank": 0, "size": 2})
+    expect(gradwire.state_dict() == saved, "a refused state has changed something")
+
+
+def forked():
+    array = numpy.ones(4, numpy.float32)
+    handle = gradwire.push_pull_async(array, name="w")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(60)  # whatever happens, it ends
+            for call in (gradwire.rank, gradwire.barrier, gradwire.stats, gradwire.shutdown,
+                         lambda: gradwire.push_pull(array, name="w"),
+                         lambda: gradwire.synchronize(handle), lambda: gradwire.poll(handle)):
+                try:
+                    call()
+                except GradwireError as error:
+                    if "was forked from it" not in str(error):
+                        raise
+                else:
+                    raise AssertionError("a call in a forked process was accepted")
+            if gradwire.is_initialized():
+                raise AssertionError("a forked process counts as initialized")
+            code = 0
+        except BaseException as error:  # pylint: disable=broad-except
+            print(f"in the forked process: {error!r}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    expect(status == 0, f"the forked process ended with {status}")
+    expect(gradwire.synchronize(handle).tolist() == [1.0] * 4, "the job goes on")
+
+
+def no_farewell():
+    """A program that just ends is no error for the others."""
+    gradwire.push_pull(numpy.ones(3, numpy.float32), name="w")
+
+
+def lost_peer():
+    """Rank 1 ends in the middle; rank 0 learns who it was, and exits as it should."""
+    array = numpy.ones(4, numpy.float32)
+    gradwire.declare({"left": array})
+    gradwire.declare({"right": array})
+    if gradwire.rank() == 1:
+        gradwire.push_pull_async(array, name="right")
+        sys.exit(0)
+    try:
+        gradwire.push_pull(array, name="left")
+    except GradwireError as error:
+        expect(error.code == Code.UNAVAILABLE and "worker 1" in str(error), repr(error))
+        print("rank 0 knows", flush=True)
+        sys.exit(error.exit_code)
+    raise AssertionError("the push-pull has completed")
+
+
+SCENARIOS = {function.__name__: function for function in (
+    types_and_shapes, in_place_and_strides, fresh_arrays, asynchronous, deadline, compressed,
+    broadcasts, wrong_calls, differing, state, forked, no_farewell, lost_peer)}
+
+
+def main():
+    scenario = sys.argv[1]
+    gradwire.init()
+    expect(gradwire.is_initialized() and gradwire.size() == 2 and gradwire.rank() in (0, 1), "init")
+    local = tuple(int(os.environ["GRADWIRE_LOCAL_" + name]) for name in ("RANK", "SIZE"))
+    expect((gradwire.local_rank(), gradwire.local_size()) == local,
+           f"local rank {gradwire.local_rank()} of {gradwire.local_size()}, expected {local}")
+    SCENARIOS[scenario]()
+    if scenario not in ("no_farewell", "differing"):
+        gradwire.shutdown()
+        gradwire.shutdown()
+        assert not gradwire.is_initialized()
+    print(f"{scenario} done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
