@@ -88,8 +88,9 @@ int main(int argc, char** argv) {
       {Field("rounds", stats.rounds), Field("void_rounds", stats.nonfinite_rounds),
        Field("bytes_in", stats.traffic.received_bytes),
        Field("bytes_out", stats.traffic.sent_bytes), Field("duplicates", stats.duplicate_pushes),
-       Field("refused", stats.refused_messages + stats.traffic.refused_messages)});
+       Field("refused", stats.refused_messages + stats.traffic.refused_messages),
+       Field("strangers", stats.traffic.strangers.Describe())});
   if (interrupted) return kExitInterrupted;
-  if (!status.ok()) LogError("server", status.message());
+  // The lane that found the fault has logged it.
   return ExitCodeOf(status, stats.started);
 }

@@ -298,6 +298,13 @@ void Root::CloseBatchIfComplete() {
     output_.Fail(extended.status());
     return;
   }
+  // A saved plan may have larger units than partition.bytes says.
+  if (const Status status =
+          CheckFrames(extended.value(), MaxFrameBytes(config_.partition.bytes), registry_);
+      !status.ok()) {
+    output_.Fail(status);
+    return;
+  }
   plan_ = std::make_shared<const Plan>(std::move(extended).value());
   for (Member& worker : workers_) worker.declared.reset();
   ++batches_;

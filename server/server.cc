@@ -22,15 +22,13 @@
 namespace gradwire {
 namespace {
 
-// The pushes and replies of a unit are bounded by its raw bytes; a unit larger than this is refused
-// when it is planned.
-constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 31;
-
 // After a failure a worker that has not come yet gets this long to come and be told why.
 constexpr int kTellMs = 3000;
 
 // After the end, replies and goodbyes that are queued get this long to leave.
 constexpr int kLingerMs = 2000;
+// After a failure somebody is likely not to read any more.
+constexpr int kFailedLingerMs = 500;
 
 Status CheckIndex(const Config& config, std::uint32_t index) {
   if (index < config.job.servers) return Status::Ok();
@@ -99,7 +97,7 @@ class ServerImpl final : public Server, public LaneOwner {
     }
     const Status status = error_;
     lock.unlock();
-    Shutdown(kLingerMs);
+    Shutdown(status.ok() ? kLingerMs : kFailedLingerMs);
     return status;
   }
 
@@ -119,6 +117,7 @@ class ServerImpl final : public Server, public LaneOwner {
       stats.traffic.sent_messages += traffic.sent_messages;
       stats.traffic.received_messages += traffic.received_messages;
       stats.traffic.refused_messages += traffic.refused_messages;
+      stats.traffic.strangers += traffic.strangers;
       OnLane(*lane, [&] {
         stats.rounds += lane->shard().counters().rounds;
         stats.nonfinite_rounds += lane->shard().counters().nonfinite_rounds;
@@ -314,7 +313,7 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config, std::uint32_
   const auto hosts = ChooseHosts(config, index);
   if (!hosts.ok()) return hosts.status();
   ZmqLoopOptions options;
-  options.max_message_bytes = kMaxMessageBytes;
+  options.max_message_bytes = MaxFrameBytes(config.partition.bytes);
   options.dead_after_ms = config.timeouts.dead_after_ms;
   std::vector<std::unique_ptr<Loop>> loops;
   for (std::uint32_t l = 0; l < config.server.lanes; ++l) loops.push_back(MakeZmqLoop(options));

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/plan/units.h"
+#include "common/wire/control.h"
 #include "common/wire/header.h"
 #include "common/wire/limits.h"
 
@@ -288,6 +290,34 @@ Plan EmptyPlan(const PlanOptions& options) {
   plan.num_servers = options.num_servers;
   plan.lanes_per_server = options.lanes_per_server;
   return plan;
+}
+
+std::size_t MaxFrameBytes(std::uint64_t partition_bytes) {
+  // No codec takes more for an element than fp64 or an index with its value do; twice of that.
+  constexpr std::uint64_t kMostBytesAnElement = 16;
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 31;
+  const std::uint64_t unit_bytes =
+      partition_bytes == 0 ? std::max(kAutoStrongUnitBytes, kAutoPlainUnitBytes) : partition_bytes;
+  const std::uint64_t payload = unit_bytes / sizeof(float) * kMostBytesAnElement;
+  return std::min(std::max<std::uint64_t>(kMaxControlBytes, payload), kMost);
+}
+
+Status CheckFrames(const Plan& plan, std::size_t max_frame_bytes,
+                   const CompressorRegistry& registry) {
+  Codecs codecs(registry);
+  for (const Unit& unit : plan.units) {
+    for (const Phase& phase : unit.phases) {
+      const auto bytes = WireBytesWith(unit, phase, codecs);
+      if (!bytes.ok()) return bytes.status();
+      const std::uint64_t largest = std::max(bytes->uplink, bytes->downlink);
+      if (largest <= max_frame_bytes) continue;
+      return InvalidArgument(fmt::format(
+          "tensor {} (key {}) takes up to {} bytes in one message, at most {} are possible with "
+          "this partition.bytes; a smaller unit, or for a saved plan a larger partition.bytes",
+          DescribeUnit(plan, unit), unit.key, largest, max_frame_bytes));
+    }
+  }
+  return Status::Ok();
 }
 
 Result<UnitBytes> WireBytes(const Unit& unit, const Phase& phase,

@@ -30,6 +30,14 @@ struct PlanOptions {
   CompressionRules compression;
 };
 
+/// Bytes of the largest frame that a job with this partition.bytes (0: auto) sends: every control
+/// message and every unit's payload fits. What strangers send is cut off there.
+std::size_t MaxFrameBytes(std::uint64_t partition_bytes);
+
+/// Errors: InvalidArgument naming the unit whose payloads may be larger than `max_frame_bytes`.
+Status CheckFrames(const Plan& plan, std::size_t max_frame_bytes,
+                   const CompressorRegistry& registry);
+
 /// An empty plan for these options.
 Plan EmptyPlan(const PlanOptions& options);
 

@@ -369,6 +369,12 @@ bool SomebodyListens(std::string_view path) {
   return accepted;
 }
 
+bool IsUnixSocket(int descriptor) {
+  int domain = 0;
+  socklen_t size = sizeof(domain);
+  return getsockopt(descriptor, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
 void ZmqLoop::SetOptions(void* socket, std::string_view address) {
   const auto set = [socket](int option, int value) {
     const int result = zmq_setsockopt(socket, option, &value, sizeof(value));
@@ -600,6 +606,8 @@ void ZmqLoop::OnListenerEvent(int event, int value) {
   });
   switch (event) {
     case ZMQ_EVENT_ACCEPTED:
+      // What comes over a Unix socket does not say by which descriptor.
+      if (IsUnixSocket(value)) break;
       silent_.push_back({value, next_silent_++, Clock::now()});
       break;
     case ZMQ_EVENT_ACCEPT_FAILED:

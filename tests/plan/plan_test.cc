@@ -680,6 +680,30 @@ server  lane  units  broadcasts  uplink bytes  downlink bytes
         std::string::npos);
 }
 
+TEST_CASE("every unit fits into a frame, and one of a saved plan that does not is named",
+          "[plan][unit]") {
+  for (const std::uint64_t partition : {std::uint64_t{0}, std::uint64_t{16} << 10,
+                                        std::uint64_t{4} << 20, std::uint64_t{64} << 20}) {
+    for (const char* compressor : {"none", "onebit", "topk(ratio=1)"}) {
+      PlanOptions options = Options();
+      options.partition_bytes = partition;
+      options.compression.uplink.compressor = *ParseCompressorSpec(compressor);
+      TensorDeclaration doubles = Tensor("d", {30'000'000});
+      doubles.dtype = DType::kFloat64;
+      const Plan plan = Made({Tensor("w", {30'000'000}), doubles}, options);
+      CHECK(CheckFrames(plan, MaxFrameBytes(partition), BuiltinCompressors()) == Status::Ok());
+    }
+  }
+  CHECK(MaxFrameBytes(0) == kMaxControlBytes);
+  CHECK(MaxFrameBytes(std::uint64_t{1} << 40) == std::size_t{1} << 31);
+  PlanOptions large = Options();
+  large.partition_bytes = std::uint64_t{256} << 20;
+  const Status status =
+      CheckFrames(Made({Tensor("w", {60'000'000})}, large), MaxFrameBytes(0), BuiltinCompressors());
+  CHECK(status.code() == StatusCode::kInvalidArgument);
+  CHECK(status.message().starts_with("tensor 'w' (key 0) takes up to 240000000 bytes"));
+}
+
 TEST_CASE("a plan with an unknown compressor is described all the same", "[plan][unit]") {
   Plan plan = Made({Tensor("w", {100000})}, Options());
   plan.units[0].phases[0].uplink = "zip(level=9)";

@@ -1,13 +1,14 @@
 #!/usr/bin/python3
 """A job of real processes runs while strangers throw things at its server.
 
-Usage: strangers_test.py BIN_DIR     (GRADWIRE_TEST_SEED repeats a run)
+Usage: strangers_test.py BIN_DIR [--sanitized]     (GRADWIRE_TEST_SEED repeats a run)
 """
 
 import os
 import pathlib
 import random
 import re
+import resource
 import socket
 import struct
 import subprocess
@@ -17,6 +18,12 @@ import time
 import unittest
 
 BIN = pathlib.Path(sys.argv.pop(1))
+SANITIZED = "--sanitized" in sys.argv
+if SANITIZED:
+    sys.argv.remove("--sanitized")
+# A job of a second or two.
+ROUNDS = 60 if SANITIZED else 1000
+IDLE_CONNECTIONS = 1000
 DEADLINE_S = 90
 GROWTH_KIB = 50 * 1024
 SEED = int(os.environ.get("GRADWIRE_TEST_SEED") or str(random.SystemRandom().getrandbits(32)), 0)
@@ -66,6 +73,7 @@ class Thrower:
         self.port = port
         self.random = random.Random(seed)
         self.sockets = []
+        self.most_open = 0
 
     def connect(self):
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
@@ -101,6 +109,11 @@ class Thrower:
             connection.close()
         self.sockets = []
 
+    def hang_up(self):
+        """What ends early is counted when it ends."""
+        time.sleep(0.05)
+        self.close()
+
     # What is thrown. Each comes back soon.
     def nothing(self):
         pass
@@ -111,12 +124,14 @@ class Thrower:
 
     def http(self):
         self.say(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n")
+        self.hang_up()
 
     def greeting_and_garbage(self):
         self.say(GREETING + self.random.randbytes(4096))
 
     def truncated_frames(self):
         self.after_handshake(b"\x01\x20" + b"x" * 7)  # more to come, 32 bytes, of which 7
+        self.hang_up()
 
     def huge_frame(self):
         self.after_handshake(b"\x02" + struct.pack(">Q", 1 << 40) + b"x" * 100)
@@ -134,9 +149,11 @@ class Thrower:
         self.after_handshake(hello(version=9))
 
     def idle(self):
-        if len(self.sockets) < 1000:
-            for _ in range(100):
-                self.connect()
+        for _ in range(IDLE_CONNECTIONS):
+            self.connect()
+        time.sleep(1)  # the job goes on meanwhile
+        self.most_open = max(self.most_open, len(self.sockets))
+        self.hang_up()
 
     def flood(self):
         connection = self.handshake()
@@ -175,7 +192,7 @@ class StrangersTest(unittest.TestCase):
         reader = threading.Thread(target=lambda: errors.append(server.stderr.read()))
         reader.start()
         job = [self.start("push_pull_worker", "--rank", str(rank), "--tensors", "4", "--elements", "50000",
-                          "--rounds", "2000", "--warm-up", "0", "--check", "--verbose", *settings,
+                          "--rounds", str(ROUNDS), "--warm-up", "0", "--check", "--verbose", *settings,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
                for rank in range(2)]
         running = threading.Event()
@@ -195,7 +212,8 @@ class StrangersTest(unittest.TestCase):
             # Again and again, so that some of it meets every moment of a round.
             throws = 0
             until = time.monotonic() + DEADLINE_S
-            while throws < 30 and time.monotonic() < until:
+            most = 2 if name == "idle" else 30
+            while throws < most and time.monotonic() < until:
                 thrower_failed = None
                 try:
                     getattr(thrower, name)()
@@ -224,6 +242,8 @@ class StrangersTest(unittest.TestCase):
             for process in job:
                 process.stdout.close()
             server.stderr.close()
+        if name == "idle":
+            self.assertEqual(thrower.most_open, IDLE_CONNECTIONS)
         return errors[0], peak
 
     def test_strangers_harm_nobody(self):
@@ -232,10 +252,10 @@ class StrangersTest(unittest.TestCase):
         self.assertGreater(usual, 0)
         # What the server's last line must count, where the case decides it.
         cases = {
-            "random_bytes": None, "http": None, "greeting_and_garbage": "refused",
-            "truncated_frames": None, "huge_frame": None, "garbage_protobuf": "refused",
+            "random_bytes": "chosen_routing_id", "http": "closed_early", "greeting_and_garbage": "not_zmtp",
+            "truncated_frames": "never_spoke", "huge_frame": "never_spoke", "garbage_protobuf": "bad_headers",
             "rank_out_of_range": "refused", "foreign_job": "refused", "other_version": "refused",
-            "idle": None, "flood": "refused",
+            "idle": "closed_early", "flood": "refused",
         }
         for name, counter in cases.items():
             with self.subTest(thrown=name):
@@ -258,4 +278,6 @@ class StrangersTest(unittest.TestCase):
 
 if __name__ == "__main__":
     os.environ.pop("GRADWIRE_CONFIG", None)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
     unittest.main(verbosity=2)

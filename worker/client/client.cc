@@ -1,6 +1,7 @@
 #include "worker/client/client.h"
 
 #include "common/base/log.h"
+#include "common/plan/plan.h"
 #include "common/transport/zmq_loop.h"
 #include "worker/client/client_impl.h"
 
@@ -258,6 +259,7 @@ ClientImpl::~ClientImpl() {
 
 Result<std::unique_ptr<Client>> Client::Connect(const Config& config, std::uint32_t rank) {
   ZmqLoopOptions options;
+  options.max_message_bytes = MaxFrameBytes(config.partition.bytes);
   options.dead_after_ms = config.timeouts.dead_after_ms;
   return Connect(config, rank, MakeZmqLoop(options));
 }
