@@ -124,40 +124,44 @@ void Lane::OnMessage(PeerId from, const Header& header, Payload payload) {
     return;
   }
   // Nobody we know: what a connection sends before its hello, or a stranger.
-  ++refused_;
+  ++refused_.unknown_peer;
 }
 
 void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
   const auto parsed = ParseHello(payload.bytes);
   if (!parsed.ok()) {
-    Refuse(from, parsed.status());
+    Refuse(&RefusalCounters::bad_hello, from, parsed.status());
     return;
   }
   const Hello& hello = *parsed;
   const std::string address = loop_->SenderAddress();
   const std::string who = Describe(NameOf(hello, address));
   if (hello.protocol_version != kProtocolVersion) {
-    Refuse(from, InvalidArgument(fmt::format("{} speaks protocol version {}, this server {}", who,
-                                             hello.protocol_version, kProtocolVersion)));
+    Refuse(&RefusalCounters::other_version, from,
+           InvalidArgument(fmt::format("{} speaks protocol version {}, this server {}", who,
+                                       hello.protocol_version, kProtocolVersion)));
     return;
   }
   if (hello.job_id != config_.job.id) {
-    Refuse(from, InvalidArgument(fmt::format("{} belongs to job '{}', this server to job '{}'", who,
-                                             hello.job_id, config_.job.id)));
+    Refuse(&RefusalCounters::foreign_job, from,
+           InvalidArgument(fmt::format("{} belongs to job '{}', this server to job '{}'", who,
+                                       hello.job_id, config_.job.id)));
     return;
   }
   if (hello.role == Role::kWorker) {
     if (hello.rank >= workers_.size()) {
-      Refuse(from, InvalidArgument(fmt::format("{} is out of range: the job has {} workers", who,
-                                               workers_.size())));
+      Refuse(&RefusalCounters::out_of_range, from,
+             InvalidArgument(
+                 fmt::format("{} is out of range: the job has {} workers", who, workers_.size())));
       return;
     }
     const Worker& known = workers_[hello.rank];
     if (known.incarnation != 0 && known.incarnation != hello.incarnation) {
       // After a failure the newcomer hears of that: it is what has ended its first life.
-      Refuse(from, failure_.ok() ? RefuseTakenRank(NameOf(hello, address), known.life.name,
-                                                   !IsRoot() || root_->everyone_is_here())
-                                 : failure_);
+      Refuse(&RefusalCounters::not_accepted, from,
+             failure_.ok() ? RefuseTakenRank(NameOf(hello, address), known.life.name,
+                                             !IsRoot() || root_->everyone_is_here())
+                           : failure_);
       return;
     }
     // Connections are read in any order: a hello of one that has been cut meanwhile may come late.
@@ -183,18 +187,18 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
     Send(from, welcome, Serialize(Welcome{config_.job.workers, config_.job.servers, {}}));
     return;
   } else if (!IsRoot()) {
-    Refuse(from,
+    Refuse(&RefusalCounters::not_accepted, from,
            InvalidArgument(fmt::format(
                "{} says hello to server {} lane {}, which is not the root: `endpoint` must be "
                "where server 0 listens",
                who, server_, lane_)));
     return;
   } else if (!failure_.ok()) {
-    Refuse(from, failure_);
+    Refuse(&RefusalCounters::not_accepted, from, failure_);
     return;
   }
   if (Status status = root_->OnHello(from, hello, address); !status.ok()) {
-    Refuse(from, status);
+    Refuse(&RefusalCounters::not_accepted, from, status);
     return;
   }
   if (hello.role == Role::kServer) {
@@ -215,8 +219,8 @@ void Lane::Attach(PeerId peer, const Hello& hello, const std::string& address) {
   ranks_[peer] = hello.rank;
 }
 
-void Lane::Refuse(PeerId peer, const Status& status) {
-  LogRefusal(status.message());
+void Lane::Refuse(std::uint64_t RefusalCounters::*kind, PeerId peer, const Status& status) {
+  LogRefusal(kind, status.message());
   // One answer a peer, so that a flood of hellos does not fill the queue to a peer that never
   // reads.
   if (refused_peers_.size() >= kMaxRefusedPeers || !refused_peers_.insert(peer).second) return;
@@ -231,8 +235,8 @@ void Lane::SendError(PeerId peer, const Status& status) {
   Send(peer, header, {text.begin(), text.end()});
 }
 
-void Lane::LogRefusal(const std::string& text) {
-  ++refused_;
+void Lane::LogRefusal(std::uint64_t RefusalCounters::*kind, const std::string& text) {
+  ++(refused_.*kind);
   if (const auto suppressed = refusal_log_.Admit()) {
     LogWarn("lane", "refused", {Field("reason", text), Field("suppressed", *suppressed)});
   }
@@ -244,7 +248,8 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
   worker.life.last_heard = now;
   if (failed_) return;
   if (header.incarnation != worker.incarnation || header.rank != rank) {
-    LogRefusal(fmt::format("{} from the connection of {} names worker {} in incarnation {:x}",
+    LogRefusal(&RefusalCounters::out_of_place,
+               fmt::format("{} from the connection of {} names worker {} in incarnation {:x}",
                            MessageKindName(header.kind), Describe(worker.life.name), header.rank,
                            header.incarnation));
     return;
@@ -296,7 +301,8 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
     default:
       break;
   }
-  LogRefusal(fmt::format("{} sent a {}, which a {} does not take", Describe(worker.life.name),
+  LogRefusal(&RefusalCounters::out_of_place,
+             fmt::format("{} sent a {}, which a {} does not take", Describe(worker.life.name),
                          MessageKindName(header.kind), IsRoot() ? "root" : "server"));
 }
 

@@ -14,6 +14,7 @@
 #include "common/transport/loop.h"
 #include "common/wire/control.h"
 #include "server/describe.h"
+#include "server/refusals.h"
 #include "server/root.h"
 #include "server/shard.h"
 
@@ -54,7 +55,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
 
   Loop& loop() { return *loop_; }
   Shard& shard() { return shard_; }
-  std::uint64_t refused_messages() const { return refused_; }
+  const RefusalCounters& refused() const { return refused_; }
 
   Status InstallPlan(std::shared_ptr<const Plan> plan) {
     return shard_.InstallPlan(std::move(plan));
@@ -104,9 +105,9 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   void OnRootMessage(const Header& header, const Payload& payload);
   void OnWorkerMessage(std::uint32_t rank, const Header& header, Payload payload);
   void Attach(PeerId peer, const Hello& hello, const std::string& address);
-  void Refuse(PeerId peer, const Status& status);
+  void Refuse(std::uint64_t RefusalCounters::*kind, PeerId peer, const Status& status);
   void SendError(PeerId peer, const Status& status);
-  void LogRefusal(const std::string& text);
+  void LogRefusal(std::uint64_t RefusalCounters::*kind, const std::string& text);
   void CheckThatNobodyWaitsForTheGone();
   void SendReceipt(Worker& worker);
   void Tell(Worker& worker);
@@ -146,7 +147,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   Clock::time_point last_heartbeat_;
   Clock::time_point last_report_;
   std::uint32_t goodbyes_ = 0;
-  std::uint64_t refused_ = 0;
+  RefusalCounters refused_;
   LogLimiter refusal_log_;
   std::unordered_set<PeerId> refused_peers_;  // have had their answer
   const std::size_t receipt_every_bytes_;

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <string>
 #include <thread>
 
 #include "common/base/log.h"
@@ -83,13 +84,17 @@ int main(int argc, char** argv) {
   watcher.join();
 
   const ServerStats stats = (*server)->stats();
+  std::string strangers = stats.traffic.strangers.Describe();
+  if (const std::string refused = stats.refused.Describe(); !refused.empty()) {
+    strangers = strangers == "none" ? refused : strangers + " " + refused;
+  }
   LogInfo(
       "server", "done",
       {Field("rounds", stats.rounds), Field("void_rounds", stats.nonfinite_rounds),
        Field("bytes_in", stats.traffic.received_bytes),
        Field("bytes_out", stats.traffic.sent_bytes), Field("duplicates", stats.duplicate_pushes),
-       Field("refused", stats.refused_messages + stats.traffic.refused_messages),
-       Field("strangers", stats.traffic.strangers.Describe())});
+       Field("refused", stats.refused.total() + stats.traffic.refused_messages),
+       Field("strangers", strangers)});
   if (interrupted) return kExitInterrupted;
   // The lane that found the fault has logged it.
   return ExitCodeOf(status, stats.started);

@@ -122,7 +122,7 @@ class ServerImpl final : public Server, public LaneOwner {
         stats.rounds += lane->shard().counters().rounds;
         stats.nonfinite_rounds += lane->shard().counters().nonfinite_rounds;
         stats.duplicate_pushes += lane->shard().counters().duplicate_pushes;
-        stats.refused_messages += lane->refused_messages();
+        stats.refused += lane->refused();
       });
     }
     return stats;

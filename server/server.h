@@ -9,6 +9,7 @@
 #include "common/base/status.h"
 #include "common/config/config.h"
 #include "common/transport/loop.h"
+#include "server/refusals.h"
 
 namespace gradwire {
 
@@ -18,7 +19,7 @@ struct ServerStats {
   std::uint64_t rounds = 0;
   std::uint64_t nonfinite_rounds = 0;
   std::uint64_t duplicate_pushes = 0;
-  std::uint64_t refused_messages = 0;
+  RefusalCounters refused;
 };
 
 /// One server: its lanes, each a loop with the shard of keys that the plan gives it. Server 0 is

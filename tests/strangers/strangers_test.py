@@ -254,8 +254,8 @@ class StrangersTest(unittest.TestCase):
         cases = {
             "random_bytes": "chosen_routing_id", "http": "closed_early", "greeting_and_garbage": "not_zmtp",
             "truncated_frames": "never_spoke", "huge_frame": "never_spoke", "garbage_protobuf": "bad_headers",
-            "rank_out_of_range": "refused", "foreign_job": "refused", "other_version": "refused",
-            "idle": "closed_early", "flood": "refused",
+            "rank_out_of_range": "out_of_range", "foreign_job": "foreign_job", "other_version": "other_version",
+            "idle": "closed_early", "flood": "unknown_peer",
         }
         for name, counter in cases.items():
             with self.subTest(thrown=name):
