@@ -134,6 +134,15 @@ class ContractsTest(unittest.TestCase):
         self.assertRegex(job.server, "'a'", str(job))
         self.assertEqual(job.code, 4, str(job))
 
+    def test_a_tensor_that_waits_is_named_while_others_make_progress(self):
+        # Too large to be fused: two units, two rounds.
+        going_on = ["push=b", "wait=b", "sleep_ms=100"] * 60
+        job = self.run_job("declare=a:100000:float32:average,b:100000:float32:average", "0:push=a", *going_on)
+        self.expect(job, [4, 4], r"stalled for .*'a'.*ranks 0 are here, 1 missing.*worker 1 at 127\.0\.0\.1")
+        self.assertRegex(job.server, r"warning server/0 lane: stalled .*'a'", str(job))
+        self.assertNotRegex(job.server, r"stalled .*'b'", str(job))
+        self.assertEqual(job.code, 4, str(job))
+
     def test_a_worker_that_takes_fewer_steps_is_named(self):
         job = self.run_job("declare=a:1000:float32:average", "push=a", "wait=a", "1:close", "1:exit=0",
                            "push=a", "wait=a", "close")

@@ -136,6 +136,25 @@ class ProcessTest(unittest.TestCase):
         self.assertEqual(worker.wait(), 3, worker.errors)
         self.assertIn("missing worker 1", server.errors)
 
+    def test_logs_in_json_are_an_object_a_line(self):
+        settings = ["--set", "job.workers=2", "--set", f"endpoint=tcp://127.0.0.1:{free_port()}",
+                    "--set", "timeouts.start=1s", "--set", "log.format=json"]
+        server = self.start("gradwire-server", *settings)
+        worker = self.start("push_pull_worker", "--rank", "0", *settings)
+        self.assertEqual(server.wait(), 3, server.errors)
+        self.assertEqual(worker.wait(), 3, worker.errors)
+        for process, name in ((server, "server/0"), (worker, "worker/0")):
+            lines = [json.loads(line) for line in process.errors.splitlines()]
+            self.assertTrue(lines)
+            for line in lines:
+                self.assertLessEqual({"time", "level", "process", "component", "message"}, line.keys())
+                self.assertEqual(line["process"], name)
+            errors = [line for line in lines if line["level"] == "error"]
+            self.assertTrue(any("missing worker 1" in str(line) for line in errors), process.errors)
+        # Numbers are numbers.
+        done = next(line for line in map(json.loads, server.errors.splitlines()) if line["message"] == "done")
+        self.assertEqual(done["rounds"], 0)
+
     def test_an_interrupted_server_ends_with_130(self):
         server = self.start("gradwire-server", "--set", f"endpoint=tcp://127.0.0.1:{free_port()}")
         time.sleep(0.3)
