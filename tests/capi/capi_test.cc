@@ -515,6 +515,13 @@ TEST_CASE("a wait with a deadline ends nothing", "[capi]") {
                         text);
       }
       failures.Expect(gradwire_poll(client, handle) == 0, "poll");
+      // Residuals change while it is under way.
+      std::size_t bytes = 0;
+      failures.Expect(gradwire_save_state(client, nullptr, &bytes) == GRADWIRE_INVALID_ARGUMENT &&
+                          Has(gradwire_last_error(), "tensor 'slow'"),
+                      gradwire_last_error());
+      failures.Expect(gradwire_load_state(client, nullptr, 0) == GRADWIRE_INVALID_ARGUMENT,
+                      "load_state in mid-round");
       timed_out.set_value();
     }
     failures.Ok(gradwire_wait(client, handle, INT64_MAX), "wait");

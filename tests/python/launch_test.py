@@ -219,6 +219,7 @@ class LaunchTest(unittest.TestCase):
             self.assertRegex(found.pop("GRADWIRE_JOB_ID"), r"^local-\d{8}-\d{6}-\d+$")
             self.assertEqual(found, {
                 "GRADWIRE_RANK": str(rank), "GRADWIRE_ROLE": "worker",
+                "GRADWIRE_LOCAL_RANK": str(rank), "GRADWIRE_LOCAL_SIZE": "2",
                 "GRADWIRE_CONFIG": str(config), "GRADWIRE_JOB_WORKERS": "2",
                 "GRADWIRE_JOB_SERVERS": "1", "GRADWIRE_PARTITION_CREDIT": "4MiB",
                 "GRADWIRE_COMPRESSION_UPLINK_COMPRESSOR": "onebit",

@@ -120,6 +120,7 @@ class Client {
   virtual ClientStats stats() const = 0;
 
   /// Residuals of this worker, at a moment when nothing is in flight.
+  /// Errors: InvalidArgument if something is.
   virtual Result<std::vector<std::byte>> SaveState() = 0;
   virtual Status RestoreState(ByteView saved) = 0;
   /// The residual of one tensor, zeros where there is none.

@@ -95,8 +95,16 @@ class ClientImpl final : public Client, private LoopHandler {
     return stats;
   }
 
-  Result<std::vector<std::byte>> SaveState() override { return residuals_.Save(); }
-  Status RestoreState(ByteView saved) override { return residuals_.Restore(saved); }
+  Result<std::vector<std::byte>> SaveState() override {
+    const std::lock_guard lock(mu_);  // nothing begins meanwhile
+    GRADWIRE_RETURN_IF_ERROR(CheckIdle());
+    return residuals_.Save();
+  }
+  Status RestoreState(ByteView saved) override {
+    const std::lock_guard lock(mu_);
+    GRADWIRE_RETURN_IF_ERROR(CheckIdle());
+    return residuals_.Restore(saved);
+  }
 
   std::vector<float> ReadResidual(TensorId tensor) override {
     TensorDeclaration declaration;
@@ -315,6 +323,8 @@ class ClientImpl final : public Client, private LoopHandler {
   std::string DescribeUnitWait(const UnitWork& work) const;
   std::string DescribeWait(std::uint32_t index) const;
   std::string DescribeInFlight(std::uint32_t index) const;
+  /// Errors: InvalidArgument if a push-pull is under way, which changes residuals.
+  Status CheckIdle() const;
 
   // --- any thread, without mu_ -------------------------------------------------------------------
 

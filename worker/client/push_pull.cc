@@ -464,6 +464,17 @@ std::string ClientImpl::DescribeWait(std::uint32_t index) const {
   return "its memory is still being sent";
 }
 
+Status ClientImpl::CheckIdle() const {
+  if (in_flight_ == 0) return Status::Ok();
+  for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
+    if (!tensors_[t]->in_flight) continue;
+    return InvalidArgument(
+        fmt::format("the residuals of rank {} change while a push-pull is under way: {}", rank_,
+                    DescribeInFlight(t)));
+  }
+  return Status::Ok();
+}
+
 std::string ClientImpl::DescribeInFlight(std::uint32_t index) const {
   return fmt::format("tensor '{}' is in flight: {}", plan_->tensors[index].name,
                      DescribeWait(index));
