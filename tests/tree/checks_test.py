@@ -12,6 +12,7 @@ sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 
 import floors  # noqa: E402
+import messages  # noqa: E402
 import tidiness  # noqa: E402
 
 GOOD = {
@@ -121,6 +122,37 @@ class FloorsTest(unittest.TestCase):
     def test_a_folder_without_a_floor_is_found(self):
         self.assert_found({"common/new/n.h": "#pragma once\n"}, "belongs to no floor",
                           "is in no CMakeLists.txt")
+
+
+class MessagesTest(unittest.TestCase):
+    DOCUMENT = """
+| Message | What it means |
+|---|---|
+| `worker 1 at 10.0.0.3 is lost: nothing heard for 1.0 s` | it is gone |
+| `not of this table's kind` | x |
+
+| Code | Meaning |
+|---|---|
+| `no message at all` | x |
+"""
+    SOURCE = """
+LogWarn("lane", "something is odd", {});
+Fail(fmt::format("{} is lost: nothing heard "
+                 "for {:.1f} s", who, seconds));
+"""
+
+    def test_messages_that_only_one_side_has_are_found(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            (root / "docs").mkdir()
+            (root / "server").mkdir()
+            (root / "docs" / "operations.md").write_text(self.DOCUMENT)
+            (root / "server" / "a.cc").write_text(self.SOURCE)
+            found = messages.check(root, least_messages=2)
+            self.assertEqual(len(found), 2, found)
+            self.assertIn("has no message 'something is odd'", found[0])
+            self.assertIn("no program says 'not of this table's kind'", found[1])
+            self.assertIn("2 messages found", messages.check(root, least_messages=3)[1])
 
 
 class TidinessTest(unittest.TestCase):
