@@ -264,7 +264,8 @@ class StrangersTest(unittest.TestCase):
                 done = [line for line in log.splitlines() if "server: done" in line]
                 self.assertEqual(len(done), 1, log)
                 print(f"{name}: {(peak - usual) / 1024:.1f} MiB more; {done[0].split('done ')[1]}", flush=True)
-                self.assertLess(peak - usual, GROWTH_KIB)
+                if not SANITIZED:  # they keep what is freed, to find who uses it
+                    self.assertLess(peak - usual, GROWTH_KIB)
                 if counter:
                     found = re.search(rf"\b{counter}=(\d+)", done[0])
                     self.assertTrue(found and int(found[1]) > 0, done[0])

@@ -142,8 +142,8 @@ Result<TensorDeclaration> DeclarationOf(const gradwire_tensor& tensor, std::size
   }
   const auto dtype = gradwire::DTypeFromWire(static_cast<std::uint32_t>(tensor.dtype));
   if (!dtype.ok()) {
-    return wrong(fmt::format("its dtype is {}, expected one of gradwire_dtype (1 to 8)",
-                             static_cast<int>(tensor.dtype)));
+    return wrong(
+        fmt::format("its dtype is {}, expected one of gradwire_dtype (1 to 8)", tensor.dtype));
   }
   declaration.dtype = *dtype;
   std::uint64_t bytes = gradwire::SizeOf(*dtype);
@@ -156,8 +156,7 @@ Result<TensorDeclaration> DeclarationOf(const gradwire_tensor& tensor, std::size
     bytes *= extent;
   }
   if (tensor.op != GRADWIRE_AVERAGE && tensor.op != GRADWIRE_SUM) {
-    return wrong(
-        fmt::format("its op is {}, expected 1 (average) or 2 (sum)", static_cast<int>(tensor.op)));
+    return wrong(fmt::format("its op is {}, expected 1 (average) or 2 (sum)", tensor.op));
   }
   declaration.op = static_cast<gradwire::ReduceOp>(tensor.op);
   declaration.priority = tensor.priority;
@@ -391,7 +390,7 @@ gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats
   });
 }
 
-int gradwire_exit_code(gradwire_status status, int started) {
+int gradwire_exit_code(int status, int started) {
   // Every other number is a failure that has no code of its own.
   if (status < GRADWIRE_OK || status > GRADWIRE_INTERNAL) return gradwire::kExitFailed;
   return gradwire::ExitCodeOf(Status(static_cast<StatusCode>(status), ""), started != 0);

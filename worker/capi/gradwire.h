@@ -58,8 +58,8 @@ typedef struct {
   const char* name;      /* 1 to 1024 bytes, unique in the job */
   const uint64_t* shape; /* num_dimensions extents; none: a scalar */
   uint32_t num_dimensions;
-  gradwire_dtype dtype;
-  gradwire_op op;
+  int32_t dtype;    /* a gradwire_dtype */
+  int32_t op;       /* a gradwire_op */
   int32_t priority; /* higher goes first */
 } gradwire_tensor;
 
@@ -160,7 +160,7 @@ gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats
 
 /* The exit code that fits an error that has ended the job (docs/operations.md): 2 configuration, 3
    not started in time, 4 stalled, 5 peer lost, else 1. started: 0 if gradwire_init gave it. */
-int gradwire_exit_code(gradwire_status status, int started);
+int gradwire_exit_code(int status, int started);
 
 #ifdef __cplusplus
 }
