@@ -120,6 +120,44 @@ TEST_CASE("TCP connections cut in mid-round lose nothing and double nothing",
   for (const Status& status : cluster.JoinServers()) REQUIRE(status.ok());
 }
 
+TEST_CASE("a connection that stalls for less than dead_after loses nothing and doubles nothing",
+          "[integration][faults]") {
+  Config config = TestConfig(2);  // gives nobody up within 10 s
+  SetCompressor(config, "onebit");
+  Outcome quiet;
+  {
+    Cluster cluster(config, TransportKind::kZmq);
+    quiet = RunRounds(
+        cluster, [&](std::uint32_t) { return cluster.config(); }, [](int) {});
+  }
+  Cluster cluster(config, TransportKind::kZmq);
+  TcpProxy proxy(PortOf(cluster.RootAddress()));
+  constexpr int kStallMs = 1500;
+  std::chrono::steady_clock::duration stalled{};
+  std::chrono::steady_clock::time_point begin;
+  const Outcome disturbed = RunRounds(
+      cluster,
+      [&](std::uint32_t rank) {
+        Config through = cluster.config();
+        if (rank == 0) through.endpoint = proxy.address();
+        return through;
+      },
+      [&](int round) {
+        // No round of worker 0 ends before its stall does.
+        if (round == 10 || round == 20) {
+          begin = std::chrono::steady_clock::now();
+          proxy.StallFor(kStallMs);
+        }
+        if (round == 11 || round == 21) stalled += std::chrono::steady_clock::now() - begin;
+      });
+  REQUIRE(stalled >= std::chrono::milliseconds(2 * kStallMs));
+  REQUIRE(disturbed.digest == quiet.digest);
+  for (const Status& status : cluster.JoinServers()) {
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+  }
+}
+
 TEST_CASE("any single message may be lost", "[integration][faults]") {
   // Of each kind, in each direction, on the in-process network, where one message can be chosen.
   const auto kind = GENERATE(MessageKind::kPush, MessageKind::kReply, MessageKind::kReceipt,

@@ -348,19 +348,34 @@ TEST_CASE("a tensor that is in flight cannot be pushed again", "[integration][er
 
 TEST_CASE("workers that declare different tensors are told so, all of them",
           "[integration][errors]") {
+  const auto kind = GENERATE(TransportKind::kInproc, TransportKind::kZmq);
+  CAPTURE(ToString(kind));
   struct Case {
-    TensorDeclaration mine;
-    TensorDeclaration theirs;
-    std::string expected;
+    std::vector<TensorDeclaration> mine;
+    std::vector<TensorDeclaration> theirs;
+    std::vector<std::string> expected;  // apart: the rank that came first is named first
   };
+  const TensorDeclaration w = Tensor("w", 30);
+  const TensorDeclaration b = Tensor("b", 4);
+  TensorDeclaration urgent = w;
+  urgent.priority = 5;
   const std::vector<Case> cases = {
-      {Tensor("w", 30), Tensor("w", 40), "shape"},
-      {Tensor("w", 30), Tensor("w", 30, DType::kFloat16), "dtype"},
-      {Tensor("w", 30), Tensor("v", 30), "v"},
-      {Tensor("w", 30), Tensor("w", 30, DType::kFloat32, ReduceOp::kSum), "sum"},
+      {{w}, {Tensor("w", 40)}, {"('w')", "shape is ", "[30] on rank 0", "[40] on rank 1"}},
+      {{w},
+       {Tensor("w", 30, DType::kFloat16)},
+       {"('w')", "dtype is ", "float32 on rank 0", "float16 on rank 1"}},
+      {{w},
+       {Tensor("w", 30, DType::kFloat32, ReduceOp::kSum)},
+       {"('w')", "operation is ", "average on rank 0", "sum on rank 1"}},
+      {{w}, {urgent}, {"('w')", "priority is ", "0 on rank 0", "5 on rank 1"}},
+      {{w}, {Tensor("v", 30)}, {"position 0", "name is ", "'w' on rank 0", "'v' on rank 1"}},
+      {{w, b},
+       {b, w},
+       {"position 0", "'w' on rank 0", "'b' on rank 1", "both declare both, in another order"}},
+      {{w, b}, {w}, {"2 on rank 0", "1 on rank 1", "only rank 0 has 'b'"}},
   };
   for (const Case& test : cases) {
-    Cluster cluster(TestConfig(2), TransportKind::kInproc);
+    Cluster cluster(TestConfig(2), kind);
     std::array<Status, 2> outcomes;
     std::vector<std::thread> workers;
     Failures failures;
@@ -368,39 +383,64 @@ TEST_CASE("workers that declare different tensors are told so, all of them",
       workers.emplace_back([&, rank] {
         auto client = cluster.ConnectWorker(rank);
         if (!failures.Ok(client.status(), "connect")) return;
-        outcomes[rank] =
-            (*client)->Declare(std::span(rank == 0 ? &test.mine : &test.theirs, 1)).status();
+        outcomes[rank] = (*client)->Declare(rank == 0 ? test.mine : test.theirs).status();
       });
     }
     for (std::thread& worker : workers) worker.join();
     REQUIRE(failures.Take().empty());
-    for (const Status& status : outcomes) {
-      INFO(status.ToString());
+    const std::vector<Status> servers = cluster.JoinServers();
+    for (const Status& status : {outcomes[0], outcomes[1], servers[0]}) {
       REQUIRE(status.code() == StatusCode::kInvalidArgument);
-      REQUIRE(status.message().find(test.expected) != std::string::npos);
-      REQUIRE(status.message().find("rank 0") != std::string::npos);
-      REQUIRE(status.message().find("rank 1") != std::string::npos);
+      for (const std::string& text : test.expected) {
+        INFO(status.ToString() << "\nlacks " << text);
+        REQUIRE(status.message().find(text) != std::string::npos);
+      }
     }
-    for (const Status& status : cluster.JoinServers()) REQUIRE(!status.ok());
   }
 }
 
 TEST_CASE("configurations that differ are refused, naming key and both values",
           "[integration][errors]") {
   const auto kind = GENERATE(TransportKind::kInproc, TransportKind::kZmq);
-  Cluster cluster(TestConfig(2), kind);
-  Config other = cluster.config();
-  other.compression.min_bytes = 12345;
-  std::array<Status, 2> outcomes;
-  std::thread first([&] { outcomes[0] = cluster.ConnectWorker(0).status(); });
-  std::thread second([&] { outcomes[1] = cluster.ConnectWorker(1, other).status(); });
-  first.join();
-  second.join();
-  for (const Status& status : outcomes) {
-    INFO(status.ToString());
-    REQUIRE(status.code() == StatusCode::kInvalidArgument);
-    REQUIRE(status.message().find("compression.min_bytes") != std::string::npos);
-    REQUIRE(status.message().find("12345") != std::string::npos);
+  CAPTURE(ToString(kind));
+  struct Case {
+    std::string assignment;  // of rank 1
+    std::string key;
+    std::string theirs;
+    std::string roots;
+  };
+  const std::vector<Case> cases = {
+      {"compression.min_bytes=12345", "compression.min_bytes", "12345", "0"},
+      {"partition.bytes=128KiB", "partition.bytes", "128", "64"},
+      {"job.seed=77", "job.seed", "77", "1"},
+      {"compression.uplink.compressor=onebit", "compression.uplink", "onebit", "none"},
+      {"compression.rules=[{match: '*.bias', compressor: none}]", "compression.rules", ".bias",
+       "[]"},
+  };
+  for (const Case& test : cases) {
+    CAPTURE(test.assignment);
+    Cluster cluster(TestConfig(2), kind);
+    Config other = cluster.config();
+    REQUIRE(ApplyAssignment(test.assignment, other).ok());
+    std::array<Status, 2> outcomes;
+    std::thread first([&] { outcomes[0] = cluster.ConnectWorker(0).status(); });
+    std::thread second([&] { outcomes[1] = cluster.ConnectWorker(1, other).status(); });
+    first.join();
+    second.join();
+    const std::vector<Status> servers = cluster.JoinServers();
+    for (const Status& status : {outcomes[0], outcomes[1], servers[0]}) {
+      INFO(status.ToString());
+      REQUIRE(status.code() == StatusCode::kInvalidArgument);
+      const std::string& text = status.message();
+      const std::size_t key = text.find("configurations differ: " + test.key);
+      const std::size_t theirs = text.find(test.theirs, key);
+      const std::size_t who = text.find(" on worker 1", theirs);
+      REQUIRE(key != std::string::npos);
+      REQUIRE(theirs != std::string::npos);
+      REQUIRE(who != std::string::npos);
+      REQUIRE(text.find(test.roots, who) != std::string::npos);
+      REQUIRE(text.find(" on the root", who) != std::string::npos);
+    }
   }
 }
 
