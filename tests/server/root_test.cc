@@ -473,6 +473,7 @@ TEST_CASE("open calls have the age of the first who came, and who is here and mi
   }
   // The next ones have an age of their own.
   fixture.root.OnBarrier(1, 1, t0 + milliseconds(9000));
+  fixture.root.OnBarrier(2, 1, t0 + milliseconds(9500));
   REQUIRE(fixture.root.OpenCalls().at(0).what == "barrier 1");
   REQUIRE(fixture.root.OpenCalls().at(0).since == t0 + milliseconds(9000));
   REQUIRE(fixture.output.failures.empty());
