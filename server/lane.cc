@@ -445,8 +445,6 @@ void Lane::InstallLocally(std::shared_ptr<const Plan> plan) {
 void Lane::Fail(Status status) {
   if (failed_) return;
   failed_ = true;
-  // At once: telling everybody may take a moment, and whoever looks here wants the reason first.
-  LogError(IsRoot() ? "root" : "lane", "the job has failed", {Field("reason", status.message())});
   owner_.OnLaneFailed(std::move(status));
 }
 

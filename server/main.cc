@@ -96,6 +96,6 @@ int main(int argc, char** argv) {
        Field("refused", stats.refused.total() + stats.traffic.refused_messages),
        Field("strangers", strangers)});
   if (interrupted) return kExitInterrupted;
-  // The lane that found the fault has logged it.
+  // The server has logged what it failed with.
   return ExitCodeOf(status, stats.started);
 }

@@ -207,12 +207,20 @@ class ServerImpl final : public Server, public LaneOwner {
   void OnJobStarted() override { started_ = true; }
 
   void OnLaneFailed(Status status) override {
+    {
+      const std::lock_guard lock(mu_);
+      if (error_.ok()) {
+        // At once: telling everybody may take a moment, and whoever looks here wants the reason
+        // first. Later ones are what became of it.
+        LogError("server", "the job has failed", {Field("reason", status.message())});
+        error_ = status;
+      }
+    }
     for (auto& lane : lanes_) {
       Lane* const each = lane.get();
       each->loop().Post([each, status] { each->Announce(status); });
     }
     const std::lock_guard lock(mu_);
-    if (error_.ok()) error_ = std::move(status);
     changed_.notify_all();
   }
 

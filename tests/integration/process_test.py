@@ -155,6 +155,15 @@ class ProcessTest(unittest.TestCase):
         done = next(line for line in map(json.loads, server.errors.splitlines()) if line["message"] == "done")
         self.assertEqual(done["rounds"], 0)
 
+    def test_a_plan_that_cannot_be_saved_is_named_to_everyone(self):
+        settings = ["--set", f"endpoint=tcp://127.0.0.1:{free_port()}"]
+        server = self.start("gradwire-server", "--save-plan", "/nowhere/plan", *settings)
+        worker = self.start("push_pull_worker", "--rank", "0", "--rounds", "1", *settings)
+        self.assertNotEqual(worker.wait(), 0, worker.errors)
+        self.assertNotEqual(server.wait(), 0, server.errors)
+        for process in (server, worker):
+            self.assertRegex(process.errors, r" error .*/nowhere/plan")
+
     def test_an_interrupted_server_ends_with_130(self):
         server = self.start("gradwire-server", "--set", f"endpoint=tcp://127.0.0.1:{free_port()}")
         time.sleep(0.3)
