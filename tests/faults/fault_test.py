@@ -96,6 +96,12 @@ def is_running(pid):
     return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
+def is_stopped(pid):
+    states = [pathlib.Path(task, "stat").read_text().rsplit(")", 1)[1].split()[0]
+              for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
+    return all(state == "T" for state in states)
+
+
 def wait_until(condition, what, limit_s=PATIENCE_S):
     limit = time.monotonic() + limit_s
     while not condition():
@@ -528,7 +534,10 @@ class EndingTest(unittest.TestCase):
                 job.wait_round(5)
                 if times == 2:
                     # It cannot answer the first.
-                    kill(job.members[WORKER, 0], signal.SIGSTOP)
+                    pid = job.members[WORKER, 0]
+                    kill(pid, signal.SIGSTOP)
+                    # A thread that still runs would take the interrupt for all of them.
+                    wait_until(lambda pid=pid: is_stopped(pid), "every thread of rank 0 to stop")
                 job.launcher.send_signal(signal.SIGINT)
                 wait_until(lambda job=job: "SIGINT" in job.launcher_says(), "the launcher to say so")
                 if times == 2:
