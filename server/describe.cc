@@ -1,9 +1,7 @@
 #include "server/describe.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <array>
 #include <string_view>
 
 namespace gradwire {
@@ -27,13 +25,6 @@ std::string Describe(const MemberName& name) {
     text += fmt::format(" (pid {})", name.pid);
   }
   return text;
-}
-
-std::string OwnHostName() {
-  std::array<char, 256> name{};
-  // Cut names may lack their zero.
-  if (gethostname(name.data(), name.size() - 1) != 0) return {};
-  return name.data();
 }
 
 std::string FormatRanks(const std::vector<std::uint32_t>& ranks) {

@@ -24,9 +24,6 @@ MemberName NameOf(const Hello& hello, const std::string& address);
 /// "worker 1 at 10.0.0.3 (host n3, pid 4242)", without what is not known.
 std::string Describe(const MemberName& name);
 
-/// This host's name, for a Hello.
-std::string OwnHostName();
-
 /// Ranks in ascending order: "0-3,7"; "none" if there are none.
 std::string FormatRanks(const std::vector<std::uint32_t>& ranks);
 

@@ -26,23 +26,14 @@ constexpr std::chrono::seconds kReportEvery(3);
 // What one look at an address may take, for an error's text.
 constexpr int kProbeMs = 500;
 
-// Peers that get an answer to a hello that is refused; further ones are only counted.
+// Peers whose hello was refused that are remembered as answered. Then all are forgotten: whoever
+// flooded may get one more answer, and those who come later are told as well.
 constexpr std::size_t kMaxRefusedPeers = 1024;
 
 // The text of an Error message, cut to what a log line bears.
 std::string ErrorText(const Payload& payload) {
   constexpr std::size_t kMost = 4096;
   return std::string(AsText(payload.bytes.first(std::min(payload.size(), kMost))));
-}
-
-// The interval of signs of life where the configuration leaves it open: several of them fit into
-// the time after which silence counts.
-int AutoHeartbeatMs(const Config& config) {
-  return std::clamp(config.timeouts.dead_after_ms / 8, 20, 1000);
-}
-
-int HeartbeatMs(const Config& config) {
-  return config.timeouts.heartbeat_ms > 0 ? config.timeouts.heartbeat_ms : AutoHeartbeatMs(config);
 }
 
 double Seconds(std::chrono::steady_clock::duration duration) {
@@ -123,8 +114,14 @@ void Lane::OnMessage(PeerId from, const Header& header, Payload payload) {
     }
     return;
   }
-  // Nobody we know: what a connection sends before its hello, or a stranger.
+  // Nobody we know: what a connection sends before its hello, or a stranger. Many of them come at
+  // once, so the text is made for those alone that are written.
   ++refused_.unknown_peer;
+  if (const auto suppressed = unknown_log_.Admit()) {
+    LogWarn("lane", "refused a message of somebody who has not said hello",
+            {Field("kind", MessageKindName(header.kind)), Field("from", loop_->SenderAddress()),
+             Field("suppressed", *suppressed)});
+  }
 }
 
 void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
@@ -223,8 +220,8 @@ void Lane::Refuse(std::uint64_t RefusalCounters::*kind, PeerId peer, const Statu
   LogRefusal(kind, status.message());
   // One answer a peer, so that a flood of hellos does not fill the queue to a peer that never
   // reads.
-  if (refused_peers_.size() >= kMaxRefusedPeers || !refused_peers_.insert(peer).second) return;
-  SendError(peer, status);
+  if (refused_peers_.size() >= kMaxRefusedPeers) refused_peers_.clear();
+  if (refused_peers_.insert(peer).second) SendError(peer, status);
 }
 
 void Lane::SendError(PeerId peer, const Status& status) {
@@ -495,12 +492,13 @@ void Lane::Tick() {
   if (!failed_ && !is_late) CheckThatAllAreAlive(now);
   if (!failed_ && !is_late) CheckStalls(now);
   if (failed_) return;
-  loop_->PostAfter(std::min(AutoHeartbeatMs(config_), HeartbeatMs(config_)), [this] { Tick(); });
+  loop_->PostAfter(std::min(config_.timeouts.auto_heartbeat(), config_.timeouts.heartbeat()),
+                   [this] { Tick(); });
 }
 
 void Lane::SendHeartbeats(Clock::time_point now) {
   // A timer is a little early or late.
-  if (now - last_heartbeat_ < milliseconds(HeartbeatMs(config_) * 9 / 10)) return;
+  if (now - last_heartbeat_ < milliseconds(config_.timeouts.heartbeat() * 9 / 10)) return;
   last_heartbeat_ = now;
   Header heartbeat;
   heartbeat.kind = MessageKind::kHeartbeat;

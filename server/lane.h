@@ -149,6 +149,7 @@ class Lane final : public LoopHandler, public ShardOutput, public RootOutput {
   std::uint32_t goodbyes_ = 0;
   RefusalCounters refused_;
   LogLimiter refusal_log_;
+  LogLimiter unknown_log_;
   std::unordered_set<PeerId> refused_peers_;  // have had their answer
   const std::size_t receipt_every_bytes_;
   bool everyone_told_ = false;

@@ -85,16 +85,15 @@ int main(int argc, char** argv) {
 
   const ServerStats stats = (*server)->stats();
   std::string strangers = stats.traffic.strangers.Describe();
-  if (const std::string refused = stats.refused.Describe(); !refused.empty()) {
-    strangers = strangers == "none" ? refused : strangers + " " + refused;
-  }
+  const std::string refused = stats.refused.Describe();
+  strangers += (strangers.empty() || refused.empty() ? "" : " ") + refused;
   LogInfo(
       "server", "done",
       {Field("rounds", stats.rounds), Field("void_rounds", stats.nonfinite_rounds),
        Field("bytes_in", stats.traffic.received_bytes),
        Field("bytes_out", stats.traffic.sent_bytes), Field("duplicates", stats.duplicate_pushes),
        Field("refused", stats.refused.total() + stats.traffic.refused_messages),
-       Field("strangers", strangers)});
+       Field("strangers", strangers.empty() ? "none" : strangers)});
   if (interrupted) return kExitInterrupted;
   // The server has logged what it failed with.
   return ExitCodeOf(status, stats.started);

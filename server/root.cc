@@ -14,14 +14,6 @@
 namespace gradwire {
 namespace {
 
-void LogLines(LogLevel level, std::string_view text) {
-  while (!text.empty()) {
-    const std::size_t end = text.find('\n');
-    Log(level, "plan", text.substr(0, end));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  }
-}
-
 // Two lists of the same tensors in another order look like any other difference at the first
 // position; people look for it longest.
 std::string DescribeOrder(const Declare& a, const Declare& b, std::size_t position) {
@@ -309,8 +301,8 @@ void Root::CloseBatchIfComplete() {
   for (Member& worker : workers_) worker.declared.reset();
   ++batches_;
   plan_is_out_ = false;
-  LogLines(LogLevel::kInfo, SummarizePlan(*plan_));
-  LogLines(LogLevel::kDebug, DescribePlan(*plan_));
+  LogLines(LogLevel::kInfo, "plan", SummarizePlan(*plan_));
+  LogLines(LogLevel::kDebug, "plan", DescribePlan(*plan_));
   // Servers first: a worker that has the plan pushes at once.
   for (std::size_t s = 1; s < servers_.size(); ++s) SendPlan(servers_[s].peer);
   output_.InstallLocally(plan_);

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <memory>
 
+#include "common/base/escape.h"
+
 namespace gradwire {
 namespace {
 
@@ -52,56 +54,6 @@ std::shared_ptr<spdlog::logger>& Logger() {
   return logger;
 }
 
-/// Bytes of the UTF-8 character that begins at `text`, 0 if there is none.
-std::size_t Utf8Length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  const std::size_t length = first < 0x80                     ? 1
-                             : first >= 0xc2 && first <= 0xdf ? 2
-                             : first >= 0xe0 && first <= 0xef ? 3
-                             : first >= 0xf0 && first <= 0xf4 ? 4
-                                                              : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  // Overlong forms, surrogates and what lies beyond Unicode.
-  if (first == 0xe0 && byte(1) < 0xa0) return 0;
-  if (first == 0xed && byte(1) > 0x9f) return 0;
-  if (first == 0xf0 && byte(1) < 0x90) return 0;
-  if (first == 0xf4 && byte(1) > 0x8f) return 0;
-  return length;
-}
-
-/// As inside of JSON's quotes; without `quotes` those stay as they are.
-void AppendEscaped(std::string_view text, bool quotes, std::string& out) {
-  while (!text.empty()) {
-    const std::size_t length = Utf8Length(text);
-    const char c = text[0];
-    if (length == 0) {
-      out += quotes ? "\\ufffd" : "\xef\xbf\xbd";
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
-    } else if (quotes && (c == '"' || c == '\\')) {
-      out += '\\';
-      out += c;
-    } else {
-      out += text.substr(0, length);
-    }
-    text.remove_prefix(length == 0 ? 1 : length);
-  }
-}
-
-std::string Quoted(std::string_view text) {
-  std::string out = "\"";
-  AppendEscaped(text, true, out);
-  return out + '"';
-}
-
 bool IsBareWord(std::string_view text) {
   return !text.empty() && text.find_first_of(" \"=\\") == std::string_view::npos;
 }
@@ -136,10 +88,10 @@ std::string FormatLogLine(LogFormat format, std::string_view component, std::str
                           std::initializer_list<LogField> fields) {
   std::string line;
   if (format == LogFormat::kJson) {
-    line = fmt::format("\"component\":{},\"message\":{}", Quoted(component), Quoted(message));
+    line = fmt::format("\"component\":{},\"message\":{}", QuoteJson(component), QuoteJson(message));
     for (const LogField& field : fields) {
-      line += fmt::format(",{}:{}", Quoted(field.key),
-                          IsJsonNumber(field) ? field.value : Quoted(field.value));
+      line += fmt::format(",{}:{}", QuoteJson(field.key),
+                          IsJsonNumber(field) ? field.value : QuoteJson(field.value));
     }
     return line;
   }
@@ -151,7 +103,7 @@ std::string FormatLogLine(LogFormat format, std::string_view component, std::str
     if (IsBareWord(field.value)) {
       AppendEscaped(field.value, false, line);
     } else {
-      line += Quoted(field.value);
+      line += QuoteJson(field.value);
     }
   }
   return line;
@@ -162,6 +114,14 @@ void Log(LogLevel level, std::string_view component, std::string_view message,
   if (!LogEnabled(level)) return;
   Logger()->log(ToSpdlog(level),
                 spdlog::string_view_t(FormatLogLine(Format(), component, message, fields)));
+}
+
+void LogLines(LogLevel level, std::string_view component, std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    Log(level, component, text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
 }
 
 }  // namespace gradwire

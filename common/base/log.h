@@ -46,6 +46,9 @@ LogField Field(std::string_view key, const Value& value) {
 void Log(LogLevel level, std::string_view component, std::string_view message,
          std::initializer_list<LogField> fields = {});
 
+/// Writes each line of a text as a line.
+void LogLines(LogLevel level, std::string_view component, std::string_view text);
+
 inline void LogDebug(std::string_view component, std::string_view message,
                      std::initializer_list<LogField> fields = {}) {
   Log(LogLevel::kDebug, component, message, fields);

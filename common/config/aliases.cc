@@ -184,10 +184,6 @@ constexpr std::pair<std::string_view, std::string_view> kInstead[] = {
     {"PS_VERBOSE", "see log.level"},
 };
 
-void PutFirst(AliasValues& values, const std::string& target, AliasValue value) {
-  values.emplace(target, std::move(value));
-}
-
 /// BytePS counts hosts, and each has as many workers as local ranks.
 Status CountLocalRanks(const Environment& environment, AliasValues& values) {
   const auto size_text = environment.find("BYTEPS_LOCAL_SIZE");
@@ -265,7 +261,7 @@ Result<AliasValues> ReadAliases(const Environment& environment, ProcessRole role
       if (endpoint_family.empty()) endpoint_family = alias.family;
       if (alias.family != endpoint_family) continue;
     }
-    PutFirst(values, target, {*text, variable});
+    values.emplace(target, AliasValue{*text, variable});  // the first launcher that says it
   }
   GRADWIRE_RETURN_IF_ERROR(CountLocalRanks(environment, values));
   return values;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -65,6 +66,8 @@ struct Config {
     int stall_stop_ms = 60000;
     int heartbeat_ms = 0;  // between signs of life; 0: auto, an eighth of dead_after, at most 1 s
     int dead_after_ms = 10000;
+    int auto_heartbeat() const { return std::clamp(dead_after_ms / 8, 20, 1000); }
+    int heartbeat() const { return heartbeat_ms > 0 ? heartbeat_ms : auto_heartbeat(); }
     bool operator==(const Timeouts&) const = default;
   } timeouts;
 

@@ -304,6 +304,13 @@ bool IsOwnAddress(std::string_view numeric_host) {
   return probe.get() != -1 && bind(probe.get(), address->get(), address->size) == 0;
 }
 
+std::string OwnHostName() {
+  std::array<char, 256> name{};
+  // Cut names may lack their zero.
+  if (gethostname(name.data(), name.size() - 1) != 0) return {};
+  return name.data();
+}
+
 std::string DescribeInterfaces() {
   const auto addresses = InterfaceAddresses();
   if (!addresses.ok()) return addresses.status().message();

@@ -51,6 +51,9 @@ bool IsOwnAddress(std::string_view numeric_host);
 /// Errors: InvalidArgument, listing the interfaces there are with their addresses.
 Result<std::string> AddressOfInterface(const std::string& name);
 
+/// This host's name, for people; empty if it has none.
+std::string OwnHostName();
+
 /// "lo 127.0.0.1, lo ::1, eth0 192.0.2.2": this host's interfaces with their addresses.
 std::string DescribeInterfaces();
 

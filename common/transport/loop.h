@@ -40,7 +40,7 @@ struct StrangerCounters {
   std::uint64_t accept_failures = 0;    // connections that could not be taken: no descriptors
 
   StrangerCounters& operator+=(const StrangerCounters& other);
-  /// Those that are not 0: "not_zmtp=2 bad_headers=1", or "none".
+  /// Those that are not 0: "not_zmtp=2 bad_headers=1"; empty if none is.
   std::string Describe() const;
 };
 

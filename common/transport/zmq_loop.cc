@@ -1115,7 +1115,7 @@ std::string StrangerCounters::Describe() const {
   add("bad_frames", bad_frames);
   add("bad_headers", bad_headers);
   add("accept_failures", accept_failures);
-  return text.empty() ? "none" : text;
+  return text;
 }
 
 std::unique_ptr<Loop> MakeZmqLoop(const ZmqLoopOptions& options) {

@@ -53,6 +53,15 @@ class ConfigTest(unittest.TestCase):
         self.assertEqual(len(found["warnings"]), 1)
         self.assertIn("overrules tcp://b:1", found["warnings"][0])
 
+    def test_a_path_in_any_language_comes_out_as_it_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "jöb \"№1\".yaml"
+            path.write_text("partition: {credit: 4MiB}\n")
+            values, _ = self.described("--config", str(path))
+            self.assertEqual(values["partition.credit"], ("4MiB", f"{path}:1"))
+            done = run("gradwire", "config", "--config", str(path))
+            self.assertIn(f"{path}:1", done.stdout)
+
     def test_a_server_sees_its_own(self):
         values, _ = self.described("--server", SLURM_PROCID="1", SLURM_NTASKS="2", RANK="0")
         self.assertEqual(values["role"], ("server", "program"))

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <regex>
 #include <thread>
 
+#include "common/base/buffer_pool.h"
 #include "common/transport/zmq_loop.h"
+#include "common/wire/control.h"
 #include "tests/integration/cluster.h"
 #include "tests/transport/tcp_proxy.h"
 
@@ -342,6 +345,55 @@ TEST_CASE("a second process with the rank of a running worker is refused, and th
                  {Named("worker 0") + " is already in the job in another incarnation",
                   "a restart inside a running job is not possible"});
   for (const Status& status : outcomes) RequireOutcome(status, StatusCode::kOk, {});
+  RequireOutcome(cluster.JoinServers()[0], StatusCode::kOk, {});
+}
+
+TEST_CASE("everybody who is refused is told why, however many there are",
+          "[integration][contracts]") {
+  Cluster cluster(TestConfig(1), TransportKind::kInproc);
+  constexpr int kStrangers = 1100;  // more than a lane remembers
+
+  class Strangers final : public LoopHandler {
+   public:
+    std::unique_ptr<Loop> loop;
+    std::atomic<int> told{0};
+
+   private:
+    void OnUp(PeerId peer) override {
+      Header header;
+      header.kind = MessageKind::kHello;
+      Hello hello;
+      hello.job_id = "another";
+      hello.protocol_version = kProtocolVersion;
+      hello.incarnation = 7;
+      const std::vector<std::byte> body = Serialize(hello);
+      const PooledBuffer buffer = pool_.Acquire(body.size());
+      std::copy(body.begin(), body.end(), buffer.bytes().begin());
+      (void)loop->Send(peer, header, buffer.Share(body.size()));
+    }
+    void OnMessage(PeerId, const Header& header, Payload payload) override {
+      if (header.kind == MessageKind::kError &&
+          AsText(payload.bytes).find("belongs to job 'another'") != std::string_view::npos) {
+        ++told;
+      }
+    }
+    BufferPool pool_;
+  } strangers;
+  strangers.loop = cluster.network().MakeLoop();
+  REQUIRE(strangers.loop->Start(&strangers, "strangers").ok());
+  strangers.loop->Post([&] {
+    for (int i = 0; i < kStrangers; ++i) (void)strangers.loop->Connect("inproc://s0l0");
+  });
+  const Clock::time_point until = Clock::now() + kPatience;
+  while (strangers.told < kStrangers && Clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  REQUIRE(strangers.told == kStrangers);
+  strangers.loop->Stop();
+  // The job has not noticed.
+  const std::vector<Status> outcomes =
+      RunWorkers(cluster, [](Client& client) { return client.Close(); });
+  RequireOutcome(outcomes[0], StatusCode::kOk, {});
   RequireOutcome(cluster.JoinServers()[0], StatusCode::kOk, {});
 }
 

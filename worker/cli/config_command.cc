@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "common/base/escape.h"
 #include "common/config/config.h"
 #include "common/config/process.h"
 #include "worker/cli/commands.h"
@@ -35,21 +37,10 @@ std::vector<DescribedValue> DescribeProcess(const ProcessConfig& process) {
           {"local_size", number(process.local_size), source_of("local_size")}};
 }
 
-/// Texts of the environment come here: what is no printable ASCII or UTF-8 must not reach a
-/// terminal or a parser of JSON as it is.
-std::string Escape(const std::string& text, bool is_json) {
+/// Texts of the environment come here: control characters must not reach a terminal.
+std::string Escape(std::string_view text) {
   std::string escaped;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (is_json && (c == '"' || c == '\\')) {
-      escaped += '\\';
-      escaped += c;
-    } else if (byte < 0x20 || byte >= 0x7f) {
-      escaped += is_json ? fmt::format("\\u{:04x}", byte) : fmt::format("\\x{:02x}", byte);
-    } else {
-      escaped += c;
-    }
-  }
+  AppendEscaped(text, false, escaped);
   return escaped;
 }
 
@@ -60,8 +51,7 @@ void PrintTable(const std::vector<DescribedValue>& rows) {
   constexpr std::size_t kMaxValueWidth = 40;
   std::vector<DescribedValue> shown;
   for (const DescribedValue& row : rows) {
-    shown.push_back(
-        {row.path, row.value.empty() ? "''" : Escape(row.value, false), Escape(row.source, false)});
+    shown.push_back({row.path, row.value.empty() ? "''" : Escape(row.value), Escape(row.source)});
     path_width = std::max(path_width, shown.back().path.size());
     if (shown.back().value.size() <= kMaxValueWidth) {
       value_width = std::max(value_width, shown.back().value.size());
@@ -78,12 +68,12 @@ void PrintText(const ProcessConfig& process) {
   PrintTable(DescribeProcess(process));
   if (!process.ignored.empty()) fmt::print("\n");
   for (const IgnoredVariable& variable : process.ignored) {
-    fmt::print("{} has no meaning here{}{}\n", Escape(variable.name, false),
+    fmt::print("{} has no meaning here{}{}\n", Escape(variable.name),
                variable.note.empty() ? "" : ": ", variable.note);
   }
   if (!process.warnings.empty()) fmt::print("\n");
   for (const std::string& warning : process.warnings) {
-    fmt::print("warning: {}\n", Escape(warning, false));
+    fmt::print("warning: {}\n", Escape(warning));
   }
 }
 
@@ -96,19 +86,19 @@ void PrintJson(const ProcessConfig& process) {
   const auto describe = [](const std::vector<DescribedValue>& rows) {
     std::vector<std::string> items;
     for (const DescribedValue& row : rows) {
-      items.push_back(fmt::format(R"({{"name": "{}", "value": "{}", "source": "{}"}})", row.path,
-                                  Escape(row.value, true), Escape(row.source, true)));
+      items.push_back(fmt::format(R"({{"name": "{}", "value": {}, "source": {}}})", row.path,
+                                  QuoteJson(row.value), QuoteJson(row.source)));
     }
     return items;
   };
   std::vector<std::string> ignored;
   for (const IgnoredVariable& variable : process.ignored) {
-    ignored.push_back(fmt::format(R"({{"name": "{}", "note": "{}"}})", Escape(variable.name, true),
-                                  Escape(variable.note, true)));
+    ignored.push_back(fmt::format(R"({{"name": {}, "note": {}}})", QuoteJson(variable.name),
+                                  QuoteJson(variable.note)));
   }
   std::vector<std::string> warnings;
   for (const std::string& warning : process.warnings) {
-    warnings.push_back(fmt::format("\"{}\"", Escape(warning, true)));
+    warnings.push_back(QuoteJson(warning));
   }
   fmt::print("{{\n");
   PrintJsonList("keys", describe(DescribeSources(process.config, process.sources)), false);
@@ -123,7 +113,7 @@ int Run(const Arguments& arguments) {
   if (arguments.is_server) options.role = ProcessRole::kServer;
   const auto process = LoadProcessConfig(options);
   if (!process.ok()) {
-    fmt::print(stderr, "gradwire config: {}\n", Escape(process.status().message(), false));
+    fmt::print(stderr, "gradwire config: {}\n", Escape(process.status().message()));
     return kExitUsage;
   }
   if (process.value().is_scheduler) {

@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <string>
 
+#include "common/base/version.h"
 #include "common/config/process.h"
 #include "worker/cli/commands.h"
 
@@ -11,7 +13,7 @@ int main(int argc, char** argv) {
   using namespace gradwire;
   CLI::App tool("The tool of Gradwire, a parameter server that compresses gradients both ways.",
                 "gradwire");
-  tool.set_version_flag("--version", "gradwire " GRADWIRE_VERSION);
+  tool.set_version_flag("--version", "gradwire " + std::string(Version()));
   tool.require_subcommand(1);
   CommandAction action;
   AddConfigCommand(tool, action);

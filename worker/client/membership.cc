@@ -34,26 +34,7 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-int HeartbeatMs(const Config::Timeouts& timeouts) {
-  if (timeouts.heartbeat_ms > 0) return timeouts.heartbeat_ms;
-  return std::clamp(timeouts.dead_after_ms / 8, 20, 1000);
-}
-
 bool IsTcp(const std::string& address) { return address.starts_with("tcp://"); }
-
-std::string HostName() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return {};
-  return name.data();
-}
-
-void LogLines(LogLevel level, std::string_view text) {
-  while (!text.empty()) {
-    const std::size_t end = text.find('\n');
-    Log(level, "client", text.substr(0, end));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  }
-}
 
 }  // namespace
 
@@ -227,7 +208,7 @@ void ClientImpl::OnUp(PeerId peer) {
   hello.rank = rank_;
   hello.incarnation = incarnation_;
   hello.shared_config = SharedConfig(config_);
-  hello.host = HostName();
+  hello.host = OwnHostName();
   hello.pid = static_cast<std::uint64_t>(getpid());
   SendControl(index, header, Serialize(hello));
   header.sequence = 0;
@@ -379,7 +360,7 @@ void ClientImpl::OnPlan(const Header& header, const Payload& payload) {
     return unit.op != ReduceOp::kBroadcast;
   });
   if (reduces && !std::exchange(plan_was_told_, true)) {
-    LogLines(LogLevel::kInfo, SummarizePlan(*told));
+    LogLines(LogLevel::kInfo, "client", SummarizePlan(*told));
   }
   changed_.notify_all();
 }
@@ -451,7 +432,7 @@ void ClientImpl::Tick() {
   header.incarnation = incarnation_;
   for (const PeerId peer : up) (void)loop_->Send(peer, header, {});
   if (!loss_) WatchServers();
-  loop_->PostAfter(HeartbeatMs(config_.timeouts), [this] { Tick(); });
+  loop_->PostAfter(config_.timeouts.heartbeat(), [this] { Tick(); });
 }
 
 // --- lost servers -------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Handle:
         client.check_process()
         with self._lock:
             if not self._done:
-                status = client.library.gradwire_wait(client.pointer(), self._c_handle, timeout_ms)
+                status = client.native.gradwire_wait(client.pointer(), self._c_handle, timeout_ms)
                 error = client.error_of(status)
                 if error is not None and not client.is_complete(self):
                     raise error  # it can be waited for again
@@ -117,7 +117,7 @@ class _Client:
 
     def __init__(self, config: Optional[str], settings: List[str], rank_: int) -> None:
         try:
-            self.library = _library.load()
+            self.native = _library.load()
         except _library.LibraryNotFound as error:
             raise GradwireError(Code.NOT_FOUND, str(error), exit_code=2) from None
         self.process = os.getpid()
@@ -128,7 +128,7 @@ class _Client:
         texts = (ctypes.c_char_p * len(settings))(*[_encode(text, "a setting") for text in settings])
         place = ctypes.c_void_p()
         path = None if config is None else os.fsencode(config)
-        status = self.library.gradwire_init(path, texts, len(settings), rank_, ctypes.byref(place))
+        status = self.native.gradwire_init(path, texts, len(settings), rank_, ctypes.byref(place))
         self.check(status, started=False)
         self._pointer = place.value
 
@@ -148,9 +148,9 @@ class _Client:
     def error_of(self, status: int, started: bool = True) -> Optional[GradwireError]:
         if status == 0:
             return None
-        text = self.library.gradwire_last_error().decode("utf-8", "replace")
+        text = self.native.gradwire_last_error().decode("utf-8", "replace")
         return GradwireError(Code(status), text,
-                             self.library.gradwire_exit_code(status, int(started)))
+                             self.native.gradwire_exit_code(status, int(started)))
 
     def check(self, status: int, started: bool = True) -> None:
         error = self.error_of(status, started)
@@ -158,7 +158,7 @@ class _Client:
             raise error
 
     def is_complete(self, handle: Handle) -> bool:
-        return bool(self.library.gradwire_poll(self.pointer(), handle._c_handle))
+        return bool(self.native.gradwire_poll(self.pointer(), handle._c_handle))
 
     def forget(self, handle: Handle) -> None:
         if self.pending.get(handle.name) is handle:
@@ -188,7 +188,7 @@ class _Client:
                     priority = -(len(self.tensors) + i)  # what is declared first goes first
                 entries[i] = _library.Tensor(text, extents, len(shape), _DTYPES[dtype.name], op,
                                              priority)
-            self.check(self.library.gradwire_declare(self.pointer(), entries, len(fresh), ids))
+            self.check(self.native.gradwire_declare(self.pointer(), entries, len(fresh), ids))
             for (name, shape, dtype, op, _), number in zip(fresh, ids):
                 self.tensors[name] = _Declared(number, shape, dtype, op)
 
@@ -215,7 +215,7 @@ class _Client:
         else:
             target = out if _is_packed(out) else numpy.empty(out.shape, out.dtype)
         handle = Handle(self, name, source, target, out)
-        status = self.library.gradwire_push_pull(
+        status = self.native.gradwire_push_pull(
             self.pointer(), known.id, source.ctypes.data, target.ctypes.data, source.nbytes,
             ctypes.byref(handle._c_handle))
         self.check(status)
@@ -226,7 +226,7 @@ class _Client:
         """Ends the connection; without order what is in flight is given up."""
         pointer, error = self.pointer(), None
         if orderly:
-            error = self.error_of(self.library.gradwire_close(pointer))
+            error = self.error_of(self.native.gradwire_close(pointer))
             for handle in list(self.pending.values()):
                 if self.is_complete(handle):
                     try:
@@ -234,7 +234,7 @@ class _Client:
                     except GradwireError:
                         pass  # whoever asks for it gets it
         self._pointer = None
-        self.library.gradwire_free(pointer)
+        self.native.gradwire_free(pointer)
         if error is not None:
             # Something may still be read: these arrays are never given back then.
             _kept.extend(self.pending.values())
@@ -357,25 +357,25 @@ def _leave() -> None:
 def rank() -> int:
     """This worker's number, from 0."""
     client = _require()
-    return client.library.gradwire_rank(client.pointer())
+    return client.native.gradwire_rank(client.pointer())
 
 
 def size() -> int:
     """How many workers the job has."""
     client = _require()
-    return client.library.gradwire_size(client.pointer())
+    return client.native.gradwire_size(client.pointer())
 
 
 def local_rank() -> int:
     """This worker's number on its host, as the launcher told; 0 if it did not."""
     client = _require()
-    return client.library.gradwire_local_rank(client.pointer())
+    return client.native.gradwire_local_rank(client.pointer())
 
 
 def local_size() -> int:
     """How many workers the host has, as the launcher told; 1 if it did not."""
     client = _require()
-    return client.library.gradwire_local_size(client.pointer())
+    return client.native.gradwire_local_size(client.pointer())
 
 
 def declare(tensors: Mapping[str, Any], average: bool = True,
@@ -456,7 +456,7 @@ def end_step() -> None:
     """Ends a training step: what travels together and lacks members goes out without them. Call it
     once an iteration on every worker; phases such as the warm-up count these calls."""
     client = _require()
-    client.check(client.library.gradwire_end_step(client.pointer()))
+    client.check(client.native.gradwire_end_step(client.pointer()))
 
 
 def broadcast(array: numpy.ndarray, root: int = 0, name: Optional[str] = None) -> numpy.ndarray:
@@ -472,7 +472,7 @@ def broadcast(array: numpy.ndarray, root: int = 0, name: Optional[str] = None) -
     if not is_root and not array.flags.writeable:
         raise _invalid(f"broadcast '{name}': the array can't be written to on rank {rank()}")
     packed = array if _is_packed(array) and array.flags.writeable else array.copy(order="C")
-    client.check(client.library.gradwire_broadcast(
+    client.check(client.native.gradwire_broadcast(
         client.pointer(), _encode(name, "a broadcast's name"), packed.ctypes.data, packed.nbytes,
         root))
     if packed is not array and not is_root:
@@ -483,7 +483,7 @@ def broadcast(array: numpy.ndarray, root: int = 0, name: Optional[str] = None) -
 def barrier() -> None:
     """Waits until every worker has called it. Collective."""
     client = _require()
-    client.check(client.library.gradwire_barrier(client.pointer()))
+    client.check(client.native.gradwire_barrier(client.pointer()))
 
 
 def state_dict() -> Dict[str, Any]:
@@ -494,7 +494,7 @@ def state_dict() -> Dict[str, Any]:
     count = ctypes.c_size_t(0)
     buffer = ctypes.create_string_buffer(0)
     while True:
-        status = client.library.gradwire_save_state(client.pointer(), buffer, ctypes.byref(count))
+        status = client.native.gradwire_save_state(client.pointer(), buffer, ctypes.byref(count))
         if status != Code.BUFFER_TOO_SMALL:
             break
         buffer = ctypes.create_string_buffer(count.value)
@@ -516,7 +516,7 @@ def load_state_dict(state: Mapping[str, Any]) -> None:
         raise _invalid(f"the state is of rank {state['rank']} of {state['size']}, this is rank "
                        f"{rank()} of {size()}")
     residuals = bytes(state["residuals"])
-    client.check(client.library.gradwire_load_state(client.pointer(), residuals, len(residuals)))
+    client.check(client.native.gradwire_load_state(client.pointer(), residuals, len(residuals)))
 
 
 def _check_idle(client: _Client, what: str) -> None:
@@ -530,5 +530,5 @@ def stats() -> Dict[str, int]:
     at the tensors' own dtypes, nonfinite_units, resent_pushes, reconnects."""
     client = _require()
     values = _library.Stats()
-    client.check(client.library.gradwire_get_stats(client.pointer(), ctypes.byref(values)))
+    client.check(client.native.gradwire_get_stats(client.pointer(), ctypes.byref(values)))
     return {name: getattr(values, name) for name, _ in _library.Stats._fields_}
