@@ -1,0 +1,22 @@
+"""Gradwire for PyTorch.
+
+    import gradwire.torch as gradwire
+    gradwire.init()
+    optimizer = gradwire.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    gradwire.broadcast_parameters(model.state_dict(), root_rank=0)
+
+Names and signatures are those of BytePS and Horovod; docs/torch.md says how they behave.
+"""
+
+from .. import (Code, GradwireError, barrier, end_step, init, is_initialized, load_state_dict,
+                local_rank, local_size, rank, shutdown, size, state_dict, stats, version)
+from ._ops import (Compression, broadcast_optimizer_state, broadcast_parameters, declare, poll,
+                   push_pull, push_pull_async, push_pull_async_inplace, push_pull_inplace,
+                   synchronize)
+
+__all__ = [
+    "Code", "Compression", "GradwireError", "barrier", "broadcast_optimizer_state",
+    "broadcast_parameters", "declare", "end_step", "init", "is_initialized", "load_state_dict",
+    "local_rank", "local_size", "poll", "push_pull", "push_pull_async", "push_pull_async_inplace",
+    "push_pull_inplace", "rank", "shutdown", "size", "state_dict", "stats", "synchronize", "version",
+]
