@@ -13,9 +13,12 @@ from .. import (Code, GradwireError, barrier, end_step, init, is_initialized, lo
 from ._ops import (Compression, broadcast_optimizer_state, broadcast_parameters, declare, poll,
                    push_pull, push_pull_async, push_pull_async_inplace, push_pull_inplace,
                    synchronize)
+from ._optimizer import DistributedOptimizer
+from ._parallel import DistributedDataParallel
 
 __all__ = [
-    "Code", "Compression", "GradwireError", "barrier", "broadcast_optimizer_state",
+    "Code", "Compression", "DistributedDataParallel", "DistributedOptimizer", "GradwireError",
+    "barrier", "broadcast_optimizer_state",
     "broadcast_parameters", "declare", "end_step", "init", "is_initialized", "load_state_dict",
     "local_rank", "local_size", "poll", "push_pull", "push_pull_async", "push_pull_async_inplace",
     "push_pull_inplace", "rank", "shutdown", "size", "state_dict", "stats", "synchronize", "version",

@@ -232,12 +232,15 @@ def _broadcast_text(name: str, text: Optional[str], root: int) -> str:
     if not 0 <= count <= _MOST_TEXT:
         raise invalid(f"broadcast '{name}': a description of {count} bytes, expected at most "
                       f"{_MOST_TEXT}")
-    data = torch.zeros(count, dtype=torch.uint8)
-    if text is not None and count > 0:
-        data.copy_(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
-    if count > 0:
-        client.broadcast(f"{name}.text", host_pointer(data, name), count, root)
-    return bytes(data.numpy().tobytes()).decode()
+    if count == 0:
+        return ""
+    # What a name stands for keeps its size, and later texts may be longer or shorter.
+    room = 1 << max(12, (count - 1).bit_length())
+    data = torch.zeros(room, dtype=torch.uint8)
+    if text is not None:
+        data[:count] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    client.broadcast(f"{name}.text.{room}", host_pointer(data, name), room, root)
+    return bytes(data[:count].numpy().tobytes()).decode()
 
 
 def _broadcast_tensor(name: str, tensor: torch.Tensor, root: int) -> None:

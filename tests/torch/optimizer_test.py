@@ -1,0 +1,128 @@
+#!/usr/bin/python3
+"""gradwire.torch's optimizer and wrapper in jobs of two real workers.
+
+Usage: optimizer_test.py LIBRARY BIN_DIR   (exit code 77: there is no PyTorch)
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import uuid
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORKER = pathlib.Path(__file__).resolve().parent / "optimizer_worker.py"
+LIBRARY, BIN = (pathlib.Path(text).resolve() for text in sys.argv[1:3])
+del sys.argv[1:3]
+DEADLINE_S = 240
+SKIPPED = 77
+
+
+def environment(token):
+    """token: marks every process of one job."""
+    result = {key: value for key, value in os.environ.items()
+              if not key.startswith(("GRADWIRE_", "DMLC_"))}
+    result.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
+                  PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", TEST_JOB=token)
+    return result
+
+
+def processes_of(token):
+    """What is still there of a job: pid and command."""
+    result = []
+    for process in pathlib.Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                if f"TEST_JOB={token}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                    result.append((process.name, (process / "cmdline").read_bytes()))
+            except OSError:
+                pass  # it has just ended, or is somebody else's
+    return result
+
+
+class OptimizerTest(unittest.TestCase):
+    """Scenarios of optimizer_worker.py, with both ranks' checks. Those that need no settings of their
+    own share a job."""
+
+    def run_job(self, *scenarios, settings=(), expected=0):
+        token = str(uuid.uuid4())
+        with tempfile.TemporaryDirectory() as folder:
+            command = [ROOT / "scripts" / "gradwire-launch", "--bin-dir", BIN, "--free-port",
+                       "--workers", "2", "--servers", "1"]
+            for setting in settings:
+                command += ["--set", setting]
+            command += ["--", "/usr/bin/python3", WORKER, *scenarios]
+            result = subprocess.run([str(word) for word in command], env=environment(token), cwd=folder,
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                    timeout=DEADLINE_S, check=False)
+        self.assertEqual(result.returncode, expected, result.stdout)
+        if expected == 0:
+            self.assertIn("all done", result.stdout)
+        self.assertEqual(processes_of(token), [])
+        return result.stdout
+
+    def test_two_workers_equal_one_with_the_doubled_batch(self):
+        self.run_job("equals_doubled_batch")
+
+    def test_parameters_stay_the_same_under_every_compressor(self):
+        for compressor in ("none", "fp16", "bf16", "onebit", "topk"):
+            with self.subTest(compressor=compressor):
+                settings = ["compression.min_bytes=0B"]
+                for link in ("uplink", "downlink"):
+                    settings.append(f"compression.{link}.compressor={compressor}")
+                    if compressor == "topk":
+                        settings.append(f"compression.{link}.ratio=0.1")
+                self.run_job("two_hundred_steps", settings=settings)
+
+    def test_several_optimizers(self):
+        self.run_job("two_models", "one_backward_for_two_optimizers", "one_loss_reaches_both")
+
+    def test_several_optimizers_through_a_change_of_compression(self):
+        """Every rank must count the steps alike: a phase begins at one of them."""
+        self.run_job("one_backward_for_two_optimizers", settings=[
+            "compression.min_bytes=0B", "compression.warmup_steps=4",
+            "compression.uplink.compressor=fp16", "compression.downlink.compressor=fp16"])
+
+    def test_clipping_and_several_passes_push_once(self):
+        self.run_job("clipping", "several_passes", "closures")
+
+    def test_shared_unused_and_frozen_parameters(self):
+        self.run_job("shared_and_unused", "wrong_orders", "gradient_objects")
+
+    def test_dtypes_schedulers_and_states(self):
+        self.run_job("dtypes", "schedulers_and_states")
+
+    def test_refuses_what_it_can_not_average(self):
+        self.run_job("refusals")
+
+    def test_uneven_batches(self):
+        self.run_job("uneven_batches")
+
+    def test_a_rank_that_raises_leaves_nobody_waiting(self):
+        output = self.run_job("failing_in_join", expected=1)
+        self.assertIn("rank 0 knows", output)
+
+    def test_steps_that_are_not_finite(self):
+        self.run_job("not_finite", "mixed_precision")
+
+    def test_updates_that_overlap_the_next_forward_pass(self):
+        self.run_job("overlap")
+
+    def test_the_wrapper(self):
+        self.run_job("data_parallel")
+
+    def test_a_killed_trainer_is_named_and_nothing_is_left(self):
+        output = self.run_job("killed", expected=1)
+        self.assertIn("rank 0 knows", output)
+        self.assertRegex(output, "worker 1.*SIGKILL")
+
+
+if __name__ == "__main__":
+    found = subprocess.run(["/usr/bin/python3", "-c", "import torch"], stdout=subprocess.DEVNULL,
+                           stderr=subprocess.PIPE, text=True, check=False)
+    if found.returncode != 0:
+        print("SKIPPED:", found.stderr.strip().splitlines()[-1])
+        sys.exit(SKIPPED)
+    unittest.main(verbosity=2)
