@@ -402,6 +402,9 @@ void ZmqLoop::SetOptions(void* socket, std::string_view address) {
     // 100 ms; where those are too coarse to hold a lost ping the timeout has to do.
     const int ttl = std::min(options_.dead_after_ms / 4 * 3, 6'553'500) / 100 * 100;
     set(ZMQ_HEARTBEAT_TTL, ttl >= 2 * interval ? ttl : 0);
+    // A ping waits behind what the kernel does not take any more, and its timeout with it: there
+    // TCP has to notice that nothing is acknowledged, or that a full receiver reads nothing.
+    set(ZMQ_TCP_MAXRT, std::max(1, options_.dead_after_ms / 2));
   }
   set(ZMQ_TCP_KEEPALIVE, 1);
   set(ZMQ_TCP_KEEPALIVE_IDLE, 30);

@@ -136,7 +136,8 @@ class TooSlow(AssertionError):
 class Job:
     """Two servers and two workers."""
 
-    def __init__(self, rounds=1_000_000, settings=(), options=(), command=None, workers=2):
+    def __init__(self, rounds=1_000_000, settings=(), options=(), command=None, workers=2,
+                 elements=40_000):
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="faults."))
         self.mark = f"GWFAULT_MARK={uuid.uuid4().hex}"
         self.members = {}  # (role, rank): pid
@@ -144,12 +145,13 @@ class Job:
         self.workers = workers
         self.settings = [f"timeouts.dead_after={DEAD_AFTER_S}s", f"timeouts.start={START_S}s", *settings]
         self.options = options
-        self.command = command or self.worker_command(rounds)
+        self.command = command or self.worker_command(rounds, elements)
         self.launcher = None
         self.launched = ""
 
-    def worker_command(self, rounds):
-        return [str(BIN / "push_pull_worker"), "--tensors", "3", "--elements", "40000", "--rounds",
+    @staticmethod
+    def worker_command(rounds, elements):
+        return [str(BIN / "push_pull_worker"), "--tensors", "3", "--elements", str(elements), "--rounds",
                 str(rounds), "--warm-up", "0", "--check", "--verbose"]
 
     def environment(self):
@@ -281,9 +283,9 @@ class JobOnHosts(Job):
 
     is_elsewhere = True
 
-    def __init__(self):
-        super().__init__()
-        self.net = shaped_net.ShapedNet(4, rate="1gbit", prefix=f"f{os.getpid()}")
+    def __init__(self, rate="1gbit", elements=40_000):
+        super().__init__(elements=elements)
+        self.net = shaped_net.ShapedNet(4, rate=rate, prefix=f"f{os.getpid()}")
         self.popens = {}
 
     def start(self):
@@ -328,14 +330,14 @@ class JobOnHosts(Job):
 class Moment:
     """When, and whom of several, a fault hits. Printed, and the same for the same seed."""
 
-    def __init__(self, victim, fault, number):
+    def __init__(self, victim, fault, number, last_round=200):
         chance = random.Random(f"{SEED}/{victim}/{fault}/{number}")
         self.fault = fault
         self.victim = {"worker": (WORKER, chance.randrange(2)), "root": (SERVER, 0),
                        "server": (SERVER, 1), "launcher": None}[victim]
         self.in_start = number == 0
         # A start takes some ten milliseconds on an idle machine.
-        self.round = None if self.in_start else chance.randrange(1, 200)
+        self.round = None if self.in_start else chance.randrange(1, last_round)
         self.delay_ms = chance.randrange(0, 250 if self.in_start else 50)
         self.text = (f"{victim}, {fault}, number {number}: {self.victim or ''} hit {self.delay_ms} ms after "
                      + ("its start" if self.in_start else f"round {self.round}"))
@@ -433,8 +435,8 @@ def try_moment(moment, make_job):
 
 
 class Striking(unittest.TestCase):
-    def strike(self, victim, fault, make_job=Job):
-        moments = [Moment(victim, fault, number) for number in range(MOMENTS)]
+    def strike(self, victim, fault, make_job=Job, last_round=200):
+        moments = [Moment(victim, fault, number, last_round) for number in range(MOMENTS)]
         times, slow, failed = [], [], []
         with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
             runs = [(moment, pool.submit(try_moment, moment, make_job)) for moment in moments]
@@ -491,6 +493,10 @@ class LinkTest(Striking):
 
     def test_a_cut_link_of_a_server(self):
         self.strike("server", "cut", JobOnHosts)
+
+    def test_a_cut_link_that_was_full(self):
+        """What waits to be sent lets no ping out after it: TCP itself has to give up."""
+        self.strike("worker", "cut", lambda: JobOnHosts("100mbit", 1_500_000), last_round=4)
 
 
 class EndingTest(unittest.TestCase):
