@@ -364,7 +364,7 @@ class _Join:
             row = self.receive()
             if row is None:
                 return
-            rates = row[1:].contiguous().view(torch.float64).tolist()
+            rates = row[1:].clone().view(torch.float64).tolist()  # a view would start at an odd place
             self.rates = [None if rate != rate else rate for rate in rates]
             exchange.send_zeros()
             exchange.receive_all()
