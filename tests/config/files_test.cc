@@ -93,6 +93,18 @@ TEST_CASE("the ready files say what their names say", "[config][unit]") {
   CHECK(ToString(topk.compression.uplink.compressor) == "topk(ratio=0.01)");
   CHECK(ToString(topk.compression.downlink.compressor) == "topk(ratio=0.01)");
   CHECK(topk.compression.warmup_steps == 100);
+
+  const Config sgd = Loaded("sgd.yaml");
+  CHECK(sgd.compression.uplink == onebit.compression.uplink);
+  CHECK(sgd.compression.downlink == onebit.compression.downlink);
+  CHECK(sgd.compression.rules == onebit.compression.rules);
+
+  for (const char* name : {"sgd_momentum.yaml", "adam.yaml"}) {
+    const Config rounded = Loaded(name);
+    CHECK(ToString(rounded.compression.uplink.compressor) == "bf16");
+    CHECK(rounded.compression.uplink.feedback == FeedbackMode::kEf);
+    CHECK(rounded.compression.downlink == rounded.compression.uplink);
+  }
 }
 
 TEST_CASE("a file that cannot be read is refused by name", "[config][unit]") {
