@@ -182,7 +182,8 @@ def two_models():
 def one_backward_for_two_optimizers():
     """Small tensors of the second optimizer are under way, and incomplete, when the first one's
     step() comes; which they are differs between the ranks. Steps of one alone come in between."""
-    models = [nn.ParameterList([nn.Parameter(torch.zeros(n + 1)) for n in range(6)]) for _ in range(2)]
+    models = [nn.ParameterList([nn.Parameter(torch.zeros(n + 1)) for n in range(6)])
+              for _ in range(2)]
     optimizers = [gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0),
                                           model.named_parameters()) for model in models]
     rank, expected = gw.rank(), [[0.0] * 6, [0.0] * 6]
@@ -192,7 +193,8 @@ def one_backward_for_two_optimizers():
         # This rank's part of each model in this step.
         used = {k: [i for i in range(6) if (i + step + rank + k) % 3 == 0] for k in range(2)}
         both = step % 4 != 3
-        loss = sum(models[k][i].sum() * (rank + 1) for k in range(2 if both else 1) for i in used[k])
+        loss = sum(models[k][i].sum() * (rank + 1)
+                   for k in range(2 if both else 1) for i in used[k])
         loss.backward()
         order = (0, 1) if step % 2 == 0 else (1, 0)
         for k in order if both else (0,):
@@ -611,6 +613,8 @@ def refusals():
     sharded = type("FullyShardedDataParallel", (nn.Sequential,), {})(nn.Linear(2, 2))
     refused("the module is sharded by FSDP", gw.DistributedDataParallel, sharded)
     refused("module '0' is sharded by FSDP", gw.DistributedDataParallel, nn.Sequential(sharded))
+    parallel = type("DistributedDataParallel", (nn.Sequential,), {})(nn.Linear(2, 2))
+    refused("is a DistributedDataParallel, which averages", gw.DistributedDataParallel, parallel)
     flat = type("FlatParameter", (nn.Parameter,), {})(torch.zeros(3))
     refused("parameter 'flat' is a FlatParameter", wrap, optimizer_of(flat), [("flat", flat)])
     compiled = type("OptimizedModule", (nn.Sequential,), {})(nn.Linear(2, 2))
@@ -875,7 +879,7 @@ def overlap():
         losses, late = [], 0
         for step in range(8):
             if step % 3 == 0:
-                optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
             loss = nn.functional.cross_entropy(model(tokens(step)).flatten(0, 1),
                                                tokens(step).flatten())
             if step % 3 == 1:
@@ -906,7 +910,9 @@ def overlap():
               lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
               lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, foreach=True))
     for make in makers:
-        plain, overlapped = run(False, make), run(True, make)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # the scheduler's, of a wrong order
+            plain, overlapped = run(False, make), run(True, make)
         expect(plain[2] == overlapped[2], f"losses: {plain[2]} and {overlapped[2]}")
         for (name, a), b in zip(plain[0].named_parameters(), overlapped[0].parameters()):
             expect(torch.equal(a, b), f"'{name}' differs")
@@ -970,7 +976,7 @@ def overlap():
                                         model=model)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    refused("keeps 'count' in its parameter group", optimizer.synchronize)
+    refused("Counting keeps 'count' in its parameter group", optimizer.synchronize)
 
 
 def data_parallel():
@@ -1012,7 +1018,8 @@ def data_parallel():
     model(inputs(12, gw.rank()) if gw.rank() == 0 else inputs(12, 1))  # not collective
 
     # no_sync, unused and frozen parameters.
-    parts = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("all", "one", "none", "cold")})
+    parts = nn.ModuleDict({name: nn.Linear(1, 1, bias=False)
+                           for name in ("all", "one", "none", "cold")})
     parts.forward = lambda names: sum(parts[name].weight.sum() * (gw.rank() + 1) for name in names)
     parts["cold"].weight.requires_grad_(False)
     model = gw.DistributedDataParallel(parts)
@@ -1036,7 +1043,8 @@ def data_parallel():
         x = torch.full((1, 2), gw.rank() + 1.0)
         sum(m(x).sum() for m in order).backward()
         for m in models:
-            expect(torch.equal(m.module.weight.grad, torch.full((3, 2), 1.5)), f"{m.module.weight.grad}")
+            got = m.module.weight.grad
+            expect(torch.equal(got, torch.full((3, 2), 1.5)), f"two wrappers: {got}")
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

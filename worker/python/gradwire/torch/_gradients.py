@@ -286,6 +286,9 @@ def check_module(module: torch.nn.Module, what: str, compiled: bool) -> None:
         if "FullyShardedDataParallel" in kinds or "FSDPModule" in kinds:
             raise invalid(f"{what}: {where} is sharded by FSDP, which reduces gradients itself and "
                           "keeps a part of each on a rank. Give the module before it is sharded")
+        if "DistributedDataParallel" in kinds:
+            raise invalid(f"{what}: {where} is a DistributedDataParallel, which averages gradients "
+                          "itself. Give the module inside")
         if not compiled and "OptimizedModule" in kinds:
             raise invalid(f"{what}: {where} is compiled by torch.compile, which leaves out the hooks "
                           "of the modules inside. Give the module before it is compiled")

@@ -45,12 +45,14 @@ class _DistributedOptimizer:
         self._join: Optional[_Join] = None
         self._overlap: Optional[_Overlap] = None
         self._names = None if named is None else {
-            parameter: (name, -i) for i, (name, parameter) in reversed(list(enumerate(named.items())))}
+            parameter: (name, -i)
+            for i, (name, parameter) in reversed(list(enumerate(named.items())))}
         self._frozen: List[Tuple[int, torch.Tensor]] = []
         # Checked before anything is declared.
         members = [self._members(index) for index in range(len(self.param_groups))]
-        self._exchange = GradientExchange("DistributedOptimizer", compression, passes, self._begin_step,
-                                          self._on_gradient if model is not None else None)
+        self._exchange = GradientExchange(
+            "DistributedOptimizer", compression, passes, self._begin_step,
+            self._on_gradient if model is not None else None)
         for index, named_members in enumerate(members):
             self._enroll(index, named_members)
         # A scheduler that is older than the wrapper counts the steps in an attribute of its own.
@@ -123,7 +125,7 @@ class _DistributedOptimizer:
 
     def _inner_step(self, *arguments: Any, **named: Any) -> Any:
         """The optimizer's own step."""
-        if self._counted_step is not None:
+        if self._counted_step is not None and self._overlap is None:
             return self._counted_step(*arguments, **named)
         return super().step(*arguments, **named)  # type: ignore[misc]
 
@@ -144,6 +146,12 @@ class _DistributedOptimizer:
                 if hasattr(_ops, "set_loss_scale"):
                     _ops.set_loss_scale(scale)
                 self._scale = scale
+
+    def _count_step(self) -> None:
+        """What _counted_step does for a scheduler, once a step."""
+        if self._counted_step is not None:
+            self._step_count = getattr(self, "_step_count", 0) + 1  # PyTorch 1
+            self._opt_called = True
 
     def _own_rates(self) -> List[Optional[float]]:
         rates = [group.get("lr") for group in self.param_groups]
@@ -196,6 +204,7 @@ class _DistributedOptimizer:
             self._finish_updates()
             self._send_rest()
             self._overlap.begin(more)
+            self._count_step()
             return None
         if not exchange.ready:
             if self._skips_synchronize:
@@ -204,6 +213,7 @@ class _DistributedOptimizer:
             self.synchronize()
         if self._overlap is not None:
             self._overlap.has_gradients = False
+            self._count_step()
         exchange.reset()
         if exchange.void:
             return None
@@ -240,8 +250,8 @@ class _DistributedOptimizer:
             self._skips_synchronize = False
 
     def no_sync(self) -> Any:
-        """A context in which the gradients of backward passes add up on this rank. Those passes do not
-        count for backward_passes_per_step; the next one outside takes their sum along."""
+        """A context in which the gradients of backward passes add up on this rank. Those passes do
+        not count for backward_passes_per_step; the next one outside takes their sum along."""
         return self._exchange.no_sync()
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
@@ -506,9 +516,10 @@ class _Overlap:
         for part, group in zip(parts, self._groups):
             for key, value in group.items():
                 if part[key] is not value:
-                    raise invalid(f"{type(optimizer).__name__} keeps '{key}' in its parameter group and "
-                                  "changes it in step(), which overlap_forward calls for a few "
-                                  "parameters at a time: use it without overlap_forward")
+                    raise invalid(
+                        f"{optimizer.__class__.__name__} keeps '{key}' in its parameter group and "
+                        "changes it in step(), which overlap_forward calls for a few parameters at "
+                        "a time: use it without overlap_forward")
         if not self.pending and self._void:
             optimizer._report(self._void)
 
@@ -526,7 +537,8 @@ def _synchronize_before_unscaling(scaler: Any, optimizer: _DistributedOptimizer)
 
         return call
 
-    for name in ("unscale_", "_check_inf_per_device"):  # the second: optimizers that unscale themselves
+    # The second is called for optimizers that unscale their gradients themselves.
+    for name in ("unscale_", "_check_inf_per_device"):
         if hasattr(scaler, name):
             setattr(scaler, name, wrap(getattr(scaler, name)))
 
@@ -570,8 +582,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,  # pylint: disable=in
     if model is not None:
         check_module(model, "overlap_forward", compiled=False)
         if grad_scaler is not None:
-            raise invalid("overlap_forward with grad_scaler: the scaler looks at all gradients before "
-                          "the step, so nothing could overlap. Use one of the two")
+            raise invalid("overlap_forward with grad_scaler: the scaler looks at all gradients "
+                          "before the step, so nothing could overlap. Use one of the two")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise invalid("overlap_forward with LBFGS, which updates all parameters together: use it "
                           "without overlap_forward")
@@ -580,8 +592,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,  # pylint: disable=in
     optimizer.__class__ = type(original.__name__, (_DistributedOptimizer, original),
                                {"__module__": original.__module__, "__doc__": original.__doc__})
     try:
-        optimizer._distribute(named, compression, backward_passes_per_step,  # type: ignore[attr-defined]
-                              grad_scaler, model)
+        optimizer._distribute(  # type: ignore[attr-defined]
+            named, compression, backward_passes_per_step, grad_scaler, model)
     except BaseException:
         optimizer.__class__ = original
         raise
