@@ -10,6 +10,7 @@ Names and signatures are those of BytePS and Horovod; docs/torch.md says how the
 
 from .. import (Code, GradwireError, barrier, end_step, init, is_initialized, load_state_dict,
                 local_rank, local_size, rank, shutdown, size, state_dict, stats, version)
+from ._ddp_hook import DDPState, comm_hook
 from ._ops import (Compression, broadcast_optimizer_state, broadcast_parameters, declare, poll,
                    push_pull, push_pull_async, push_pull_async_inplace, push_pull_inplace,
                    synchronize)
@@ -17,9 +18,9 @@ from ._optimizer import DistributedOptimizer
 from ._parallel import DistributedDataParallel
 
 __all__ = [
-    "Code", "Compression", "DistributedDataParallel", "DistributedOptimizer", "GradwireError",
-    "barrier", "broadcast_optimizer_state",
-    "broadcast_parameters", "declare", "end_step", "init", "is_initialized", "load_state_dict",
-    "local_rank", "local_size", "poll", "push_pull", "push_pull_async", "push_pull_async_inplace",
-    "push_pull_inplace", "rank", "shutdown", "size", "state_dict", "stats", "synchronize", "version",
+    "Code", "Compression", "DDPState", "DistributedDataParallel", "DistributedOptimizer",
+    "GradwireError", "barrier", "broadcast_optimizer_state", "broadcast_parameters", "comm_hook",
+    "declare", "end_step", "init", "is_initialized", "load_state_dict", "local_rank", "local_size",
+    "poll", "push_pull", "push_pull_async", "push_pull_async_inplace", "push_pull_inplace", "rank",
+    "shutdown", "size", "state_dict", "stats", "synchronize", "version",
 ]
