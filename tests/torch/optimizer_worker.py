@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import warnings
+from unittest import mock
 
 import torch
 from torch import nn
@@ -756,41 +757,34 @@ def not_finite():
     expect_same_everywhere(model.parameters(), "after skipped steps")
 
 
-class Scaler:
-    """What torch.cuda.amp.GradScaler does, which is not there without CUDA."""
+class Scaler(torch.cuda.amp.GradScaler):
+    """PyTorch's own, on the CPU: what needs CUDA there (three operations on tensors) is done here."""
 
-    def __init__(self, scale=1024.0):
-        self._scale = scale
-        self._unscaled = False
-        self._found = False
+    def __init__(self):
+        # It disables itself without CUDA.
+        module = sys.modules[torch.cuda.amp.GradScaler.__module__]
+        with mock.patch.object(module, "amp_definitely_not_available", lambda: False):
+            super().__init__(init_scale=1024.0)
+        self._lazy_init_scale_growth_tracker(torch.device("cpu"))
         self.skipped = 0
 
-    def get_scale(self):
-        return self._scale
+    def scale(self, outputs):
+        return outputs * self._scale
 
-    def scale(self, loss):
-        return loss * self._scale
-
-    def unscale_(self, optimizer):
-        if self._unscaled:
-            raise RuntimeError("unscale_() has already been called")
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._found |= not bool(parameter.grad.isfinite().all())
-                    parameter.grad /= self._scale
-        self._unscaled = True
+                    if not parameter.grad.isfinite().all():
+                        found_inf.fill_(1.0)
+                    parameter.grad *= inv_scale
+        return {found_inf.device: found_inf}
 
-    def step(self, optimizer):
-        if not self._unscaled:
-            self.unscale_(optimizer)
-        if not self._found:
-            optimizer.step()
-
-    def update(self):
-        self.skipped += self._found
-        self._scale *= 0.5 if self._found else 2.0
-        self._unscaled = self._found = False
+    def update(self, new_scale=None):
+        found = any(bool(found_inf) for state in self._per_optimizer_states.values()
+                    for found_inf in state["found_inf_per_device"].values())
+        self.skipped += found
+        super().update(self.get_scale() * (0.5 if found else 2.0))
 
 
 def mixed_precision():

@@ -187,9 +187,10 @@ class _DistributedOptimizer:
         names = ", ".join(f"'{name}'" for name in void[:5])
         if len(void) > 5:
             names += f" and {len(void) - 5} more"
-        what = "these tensors are" if self._overlap is not None else "the step is"
-        warnings.warn(f"the averages of {names} are not finite: {what} left out on every rank "
-                      f"({self.skipped_steps} steps so far)", RuntimeWarning, stacklevel=4)
+        what = ("the step is left out on every rank" if self._overlap is None
+                else "they are left out on every rank")
+        warnings.warn(f"the averages of {names} are not finite: {what} ({self.skipped_steps} steps "
+                      "so far)", RuntimeWarning, stacklevel=4)
 
     def step(self, closure: Optional[Callable[[], Any]] = None, **more: Any) -> Any:
         """Averages what is not averaged yet and applies it. Collective.
