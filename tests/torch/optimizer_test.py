@@ -64,7 +64,7 @@ class OptimizerTest(unittest.TestCase):
         return result.stdout
 
     def test_two_workers_equal_one_with_the_doubled_batch(self):
-        self.run_job("equals_doubled_batch")
+        self.run_job("equals_doubled_batch", "hooks_of_pytorch_2")
 
     def test_parameters_stay_the_same_under_every_compressor(self):
         for compressor in ("none", "fp16", "bf16", "onebit", "topk"):

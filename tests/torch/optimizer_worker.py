@@ -180,6 +180,31 @@ def two_models():
                        f"the average at step {step} of the model with {factor}")
 
 
+def hooks_of_pytorch_2():
+    """Where a tensor takes hooks after accumulation itself, as in 2.x, they are used."""
+    taken = []
+
+    def register(parameter, hook):
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        taken.append(node)  # it lives as long as its hook
+
+        def call(*_):
+            expect(parameter.grad is not None, "the gradient is there")
+            hook(parameter)
+        return node.register_hook(call)
+
+    name = "register_post_accumulate_grad_hook"
+    model = network()
+    with mock.patch.object(torch.Tensor, name, register, create=True):
+        optimizer = gw.DistributedOptimizer(sgd(model), model.named_parameters())
+    expect(len(taken) == 8, f"{len(taken)} hooks")
+    with Pushes() as pushes:
+        loss_of(model, batch(0, gw.rank())).backward()
+        expect(len(pushes.names) == 8, f"handed over during the backward pass: {pushes.names}")
+        optimizer.step()
+    expect(distance(model, alone(network(), sgd, 1)) <= 1e-6, "a step with these hooks")
+
+
 def one_backward_for_two_optimizers():
     """Small tensors of the second optimizer are under way, and incomplete, when the first one's
     step() comes; which they are differs between the ranks. Steps of one alone come in between."""
@@ -864,21 +889,24 @@ def overlap():
         generator = torch.Generator().manual_seed(10 * step + gw.rank())
         return torch.randint(20, (2, 5), generator=generator)
 
-    def run(overlapped, make):
+    def run(overlapped, make, passes):
         model = Attention()
         optimizer = make(model)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
         extra = {"overlap_forward": True, "model": model} if overlapped else {}
-        optimizer = gw.DistributedOptimizer(optimizer, model.named_parameters(), **extra)
+        optimizer = gw.DistributedOptimizer(optimizer, model.named_parameters(),
+                                            backward_passes_per_step=passes, **extra)
         losses, late = [], 0
         for step in range(8):
             if step % 3 == 0:
                 optimizer.zero_grad(set_to_none=step % 2 == 0)
+            for k in range(1, passes):
+                model(tokens(100 * k + step)).square().mean().backward()
             loss = nn.functional.cross_entropy(model(tokens(step)).flatten(0, 1),
                                                tokens(step).flatten())
-            if step % 3 == 1:
+            if step % 3 == 1 and passes == 1:
                 optimizer.zero_grad(set_to_none=False)
-            if step % 3 == 2:
+            if step % 3 == 2 and passes == 1:
                 model.zero_grad(set_to_none=True)
             loss.backward()
             if step == 5:
@@ -903,10 +931,10 @@ def overlap():
                                                      if "embed" not in n]}], lr=0.1, momentum=0.9),
               lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
               lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, foreach=True))
-    for make in makers:
+    for make, passes in zip(makers, (1, 1, 2)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # the scheduler's, of a wrong order
-            plain, overlapped = run(False, make), run(True, make)
+            plain, overlapped = run(False, make, passes), run(True, make, passes)
         expect(plain[2] == overlapped[2], f"losses: {plain[2]} and {overlapped[2]}")
         for (name, a), b in zip(plain[0].named_parameters(), overlapped[0].parameters()):
             expect(torch.equal(a, b), f"'{name}' differs")
@@ -1079,7 +1107,7 @@ def killed():
 
 
 SCENARIOS = {function.__name__: function for function in (
-    equals_doubled_batch, two_hundred_steps, two_models, one_backward_for_two_optimizers,
+    equals_doubled_batch, hooks_of_pytorch_2, two_hundred_steps, two_models, one_backward_for_two_optimizers,
     one_loss_reaches_both, clipping, several_passes, shared_and_unused, wrong_orders, closures,
     gradient_objects, dtypes, schedulers_and_states, refusals, uneven_batches, failing_in_join,
     not_finite, mixed_precision, overlap, data_parallel, killed)}
