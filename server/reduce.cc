@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "common/wire/nonfinite.h"
 #include "compressors/feedback/residual_store.h"
 
 namespace gradwire {
@@ -121,7 +122,7 @@ ReduceOutput VoidRound(const ReduceInput& input, BufferPool& pool) {
   const std::size_t bytes = ranks.size() * sizeof(std::uint32_t);
   if (bytes > 0) {
     const PooledBuffer buffer = pool.Acquire(bytes);
-    std::memcpy(buffer.bytes().data(), ranks.data(), bytes);
+    StoreNonfiniteRanks(ranks, buffer.bytes().data());
     output.payload = buffer.Share(bytes);
   }
   return output;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/plan/units.h"
+#include "common/wire/nonfinite.h"
 
 namespace gradwire {
 
@@ -247,14 +247,12 @@ void Shard::Finish(Key& key) {
   ++counters_.rounds;
   if (key.result.kind == ReplyKind::kNonfinite) {
     ++counters_.nonfinite_rounds;
-    std::string ranks;
-    for (std::size_t i = 0; i + 4 <= key.result.payload.size(); i += 4) {
-      ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ",
-                           LoadLe<std::uint32_t>(key.result.payload.bytes.data() + i));
+    const auto ranks = ParseNonfiniteRanks(key.result.payload.bytes, options_.num_workers);
+    if (const auto suppressed = nonfinite_log_.Admit(); suppressed && ranks.ok()) {
+      LogWarn("shard", "void round: not finite",
+              {Field("unit", Describe(key)), Field("step", key.step),
+               Field("ranks", DescribeNonfiniteRanks(*ranks)), Field("suppressed", *suppressed)});
     }
-    LogWarn("shard", "void round: not finite",
-            {Field("unit", Describe(key)), Field("step", key.step),
-             Field("ranks", ranks.empty() ? "none (the sum overflows)" : ranks)});
   }
   key.kept = std::move(key.result);
   key.result = {};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/base/buffer_pool.h"
+#include "common/base/log.h"
 #include "common/base/status.h"
 #include "common/pipeline/executor.h"
 #include "common/wire/header.h"
@@ -106,6 +107,7 @@ class Shard {
   ResidualStore& residuals_;  // of the whole server: keys of lanes are disjoint
   ShardCounters counters_;
   bool abandoned_ = false;
+  LogLimiter nonfinite_log_;  // a model that diverges has a void round for every key and step
   std::shared_ptr<const Plan> plan_;
   std::vector<std::unique_ptr<Key>> keys_;  // [key]; null where another lane owns it
 };

@@ -235,6 +235,8 @@ TEST_CASE("a client that is NULL is refused by every call", "[capi]") {
     CHECK(Has(gradwire_last_error(), "the client is NULL"));
   }
   CHECK(gradwire_poll(nullptr, {}) == 1);
+  CHECK(gradwire_was_nonfinite(nullptr, {}) == 0);
+  CHECK(gradwire_nonfinite_ranks(nullptr, {}, nullptr, 0) == 0);
   CHECK(gradwire_rank(nullptr) == 0);
   CHECK(gradwire_size(nullptr) == 0);
   CHECK(gradwire_local_rank(nullptr) == 0);
@@ -355,6 +357,45 @@ TEST_CASE("two workers sum every dtype and average in place", "[capi]") {
     failures.Expect(gradwire_barrier(client) == GRADWIRE_INVALID_ARGUMENT &&
                         Has(gradwire_last_error(), "after Close"),
                     "a barrier after close");
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("a push-pull that was not finite is known by its handle, with the ranks at fault",
+          "[capi]") {
+  Job job(3);
+  const std::string failed = job.Run(3, [](Failures& failures, gradwire_client*& client) {
+    const std::uint32_t rank = gradwire_rank(client);
+    const std::vector<std::uint64_t> shape = {100};
+    const auto id = Declare(failures, client, Tensor("w", shape, GRADWIRE_FLOAT32, GRADWIRE_SUM));
+    // 0: finite; 1: two ranks are not; 2: only the sum is not; 3: finite again.
+    gradwire_handle last{};
+    for (int round = 0; round < 4; ++round) {
+      std::vector<float> values(100, round == 2 ? 3e38F : 1.0F);
+      if (round == 1 && rank > 0) values[7] = HUGE_VALF;
+      gradwire_handle handle{};
+      failures.Ok(gradwire_push_pull(client, id, values.data(), values.data(), 400, &handle),
+                  "push");
+      failures.Expect(gradwire_was_nonfinite(client, last) == 0, "of a handle that is over");
+      failures.Ok(gradwire_end_step(client), "end of step");
+      failures.Ok(gradwire_wait(client, handle, -1), "wait");
+      const std::string what = "round " + std::to_string(round);
+      const bool is_void = round == 1 || round == 2;
+      failures.Expect(gradwire_was_nonfinite(client, handle) == (is_void ? 1 : 0), what);
+      failures.Expect(std::isnan(values[0]) == is_void, what + ": the result");
+      std::uint32_t ranks[3] = {9, 9, 9};
+      failures.Expect(gradwire_nonfinite_ranks(client, handle, ranks, 1) == (round == 1 ? 2U : 0U),
+                      what + ": number of ranks");
+      failures.Expect(ranks[0] == (round == 1 ? 1U : 9U) && ranks[1] == 9, what + ": first rank");
+      if (round == 1) {
+        failures.Expect(gradwire_nonfinite_ranks(client, handle, nullptr, 0) == 2, "no room");
+        failures.Expect(gradwire_nonfinite_ranks(client, handle, ranks, 3) == 2 && ranks[0] == 1 &&
+                            ranks[1] == 2 && ranks[2] == 9,
+                        "all ranks");
+      }
+      last = handle;
+    }
+    failures.Ok(gradwire_close(client), "close");
   });
   CHECK(failed == "");
 }

@@ -13,6 +13,7 @@
 #include "common/wire/control.h"
 #include "common/wire/header.h"
 #include "common/wire/limits.h"
+#include "common/wire/nonfinite.h"
 #include "common/wire/plan_data.h"
 #include "gradwire/v1/wire.pb.h"
 #include "tests/base/alloc_counter.h"
@@ -685,6 +686,50 @@ TEST_CASE("names of roles and operations are known", "[wire][unit]") {
   REQUIRE(RoleName(static_cast<Role>(9)) == "invalid");
   REQUIRE(ReduceOpName(ReduceOp::kBroadcast) == "broadcast");
   REQUIRE(ReduceOpName(static_cast<ReduceOp>(9)) == "invalid");
+}
+
+// ---- The ranks of a void round -----------------------------------------------------------------
+
+std::vector<std::byte> NonfiniteBytes(const std::vector<std::uint32_t>& ranks) {
+  std::vector<std::byte> bytes(4 * ranks.size());
+  StoreNonfiniteRanks(ranks, bytes.data());
+  return bytes;
+}
+
+TEST_CASE("the ranks of a void round survive the way, also none of them", "[wire]") {
+  for (const std::vector<std::uint32_t>& ranks :
+       {std::vector<std::uint32_t>{}, {0}, {3}, {0, 1, 2, 3}, {1, 3}}) {
+    const auto parsed = ParseNonfiniteRanks(NonfiniteBytes(ranks), 4);
+    REQUIRE(parsed.ok());
+    REQUIRE(*parsed == ranks);
+  }
+  const std::vector<std::byte> bytes = NonfiniteBytes({0x01020304});
+  REQUIRE(bytes == std::vector<std::byte>{std::byte{4}, std::byte{3}, std::byte{2}, std::byte{1}});
+}
+
+TEST_CASE("ranks of a void round that cannot be are refused by name", "[wire]") {
+  const auto refused = [](const std::vector<std::byte>& bytes, const std::string& expected) {
+    const Status status = ParseNonfiniteRanks(bytes, 4).status();
+    INFO(status.ToString());
+    REQUIRE(status.code() == StatusCode::kCorruptData);
+    REQUIRE(status.message().find(expected) != std::string::npos);
+  };
+  refused(std::vector<std::byte>(3), "is 3 bytes, expected 4 for each of at most 4 ranks");
+  refused(std::vector<std::byte>(20), "is 20 bytes, expected 4 for each of at most 4 ranks");
+  refused(NonfiniteBytes({4}), "has rank 4 at position 0, expected 0 to 3");
+  refused(NonfiniteBytes({1, 1}), "has rank 1 at position 1, expected 2 to 3");
+  refused(NonfiniteBytes({2, 1}), "has rank 1 at position 1, expected 3 to 3");
+  refused(NonfiniteBytes({0, 0xffffffff}), "has rank 4294967295 at position 1, expected 1 to 3");
+}
+
+TEST_CASE("the ranks of a void round are told in a line of bounded length", "[wire]") {
+  REQUIRE(DescribeNonfiniteRanks({}) == "none (the sum overflows)");
+  REQUIRE(DescribeNonfiniteRanks(std::vector<std::uint32_t>{3}) == "3");
+  REQUIRE(DescribeNonfiniteRanks(std::vector<std::uint32_t>{0, 7}) == "0, 7");
+  std::vector<std::uint32_t> many(1000);
+  for (std::uint32_t i = 0; i < 1000; ++i) many[i] = i;
+  REQUIRE(DescribeNonfiniteRanks(many) ==
+          "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 984 more");
 }
 
 }  // namespace

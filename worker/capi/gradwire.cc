@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -326,6 +327,32 @@ gradwire_status gradwire_wait(gradwire_client* client, gradwire_handle handle, i
     if (timeout_ms < 0) return c.Wait(waited);
     return c.WaitFor(waited, std::chrono::milliseconds(timeout_ms));
   });
+}
+
+namespace {
+
+std::optional<std::vector<std::uint32_t>> NonfiniteRanks(const gradwire_client* client,
+                                                         gradwire_handle handle) {
+  std::optional<std::vector<std::uint32_t>> ranks;
+  (void)WithClient(client, [&](gradwire::Client& c) {
+    ranks = c.NonfiniteRanks({{handle.tensor}, handle.generation});
+    return Status::Ok();
+  });
+  return ranks;
+}
+
+}  // namespace
+
+int gradwire_was_nonfinite(const gradwire_client* client, gradwire_handle handle) {
+  return NonfiniteRanks(client, handle) ? 1 : 0;
+}
+
+size_t gradwire_nonfinite_ranks(const gradwire_client* client, gradwire_handle handle,
+                                uint32_t* ranks, size_t room) {
+  const auto all = NonfiniteRanks(client, handle);
+  if (!all) return 0;
+  if (ranks != nullptr) std::copy_n(all->begin(), std::min(all->size(), room), ranks);
+  return all->size();
 }
 
 gradwire_status gradwire_end_step(gradwire_client* client) {

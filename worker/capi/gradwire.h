@@ -133,10 +133,21 @@ int gradwire_poll(gradwire_client* client, gradwire_handle handle);
 
 /* Blocks until the push-pull has completed, at most timeout_ms; negative: until the job's own
    deadline (timeouts.stall_stop), which ends the job.
-   A round that was not finite completes with NaN in every element on every rank.
+   A round that was not finite completes with NaN in every element on every rank; see
+   gradwire_was_nonfinite.
    Errors: TIMEOUT naming the tensor and what it waits for (the job goes on and the handle stays
    valid if timeout_ms was the shorter one); the error that ended the job. */
 gradwire_status gradwire_wait(gradwire_client* client, gradwire_handle handle, int64_t timeout_ms);
+
+/* Of a push-pull that has completed, until its tensor is pushed again: 1 if its result is NaN because
+   a contribution or the sum was not finite, else 0. Large tensors travel in several parts, of which
+   some may be finite; small ones that travel together share this. 0 for every other handle. */
+int gradwire_was_nonfinite(const gradwire_client* client, gradwire_handle handle);
+/* How many ranks' contributions were not finite in such a push-pull, and the first `room` of these
+   ranks, in order, in `ranks` (NULL counts as no room). With gradwire_was_nonfinite 1 and no ranks
+   every contribution was finite, but their sum was not. */
+size_t gradwire_nonfinite_ranks(const gradwire_client* client, gradwire_handle handle,
+                                uint32_t* ranks, size_t room);
 
 /* Ends the step: what is fused and still lacks members goes out with zeros for those. */
 gradwire_status gradwire_end_step(gradwire_client* client);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -94,6 +95,13 @@ class Client {
   }
   /// True once Wait would return at once.
   virtual bool Poll(const Handle& handle) = 0;
+  /// Of a push-pull that has completed, until its tensor is pushed again: which ranks'
+  /// contributions were not finite, in order, over all units of the tensor. Tensors that are fused
+  /// share this. An empty list: every contribution was finite, but the sum was not. No list: the
+  /// result is finite, or the handle is not such a one.
+  virtual std::optional<std::vector<std::uint32_t>> NonfiniteRanks(const Handle& /*handle*/) const {
+    return std::nullopt;
+  }
 
   /// Ends the step: fused units with missing members go out with zeros for those; the step counter
   /// goes up (phases count steps). A unit of which no member was pushed in the step is not sent:

@@ -12,12 +12,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "common/base/buffer_pool.h"
+#include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/base/ring_queue.h"
 #include "common/pipeline/admission.h"
@@ -78,6 +80,7 @@ class ClientImpl final : public Client, private LoopHandler {
   Status Wait(const Handle& handle) override;
   Status WaitFor(const Handle& handle, std::chrono::milliseconds timeout) override;
   bool Poll(const Handle& handle) override;
+  std::optional<std::vector<std::uint32_t>> NonfiniteRanks(const Handle& handle) const override;
   Status EndStep() override;
   Status Broadcast(const std::string& name, MutableBytes data, std::uint32_t root) override;
   Status Barrier() override;
@@ -181,6 +184,7 @@ class ClientImpl final : public Client, private LoopHandler {
     std::uint64_t generation = 0;
     std::uint32_t units_left = 0;
     Status outcome;  // of the push-pull that was begun last
+    std::optional<std::vector<std::uint32_t>> nonfinite_ranks;  // of its void units
     bool is_broadcast_root = false;
     std::vector<std::pair<std::uint64_t, std::size_t>> parts;  // (key, member)
   };
@@ -312,6 +316,9 @@ class ClientImpl final : public Client, private LoopHandler {
   void RetireUnit(UnitWork& work, const Status& outcome, ReleaseList& released);
   /// The tensor has one unit less under way; an error stays with its handle.
   void LeaveUnit(std::uint32_t tensor, const Status& outcome, ReleaseList& released);
+  /// Tells the unit's tensors whose fault a void round is; true if it may be logged, with how many
+  /// were not since the last time.
+  std::optional<std::uint64_t> NoteVoid(const UnitWork& work, std::span<const std::uint32_t> ranks);
   void StartNext(UnitWork& work);
   void GiveToken(UnitWork& work);
   CodecContext ContextOf(const UnitWork& work, std::uint32_t sender) const {
@@ -331,6 +338,8 @@ class ClientImpl final : public Client, private LoopHandler {
   void RunEncoder();
   void EncodeUnit(UnitWork& work);
   void DecodeUnit(UnitWork& work);
+  /// Refuses what is no void round's reply; fills the members with NaN.
+  Status DecodeVoid(UnitWork& work);
   void FinishUnit(UnitWork& work);
   void OnMemoryReleased(std::uint32_t tensor);
   void PostFail(Status status) {
@@ -382,6 +391,7 @@ class ClientImpl final : public Client, private LoopHandler {
   ByteWindow encoded_;  // encoded buffers that have no receipt
   int encoders_ = 0;
   bool send_posted_ = false;
+  LogLimiter nonfinite_log_;
 
   // The loop's thread only (once it has ended, StopLoop's).
   std::optional<Loss> loss_;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "common/base/log.h"
+#include "common/wire/nonfinite.h"
 #include "worker/client/client_impl.h"
 
 namespace gradwire {
@@ -57,6 +58,7 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
   if (tensor.parts.empty()) return handle;  // no elements: done
   tensor.in_flight = true;
   tensor.outcome = Status();
+  tensor.nonfinite_ranks.reset();
   ++in_flight_;
   tensor.units_left = static_cast<std::uint32_t>(tensor.parts.size());
   tensor.held = BlobRef(tensor.memory.get());
@@ -336,18 +338,7 @@ void ClientImpl::DecodeUnit(UnitWork& work) {
   const CodecContext context = ContextOf(work, config_.job.workers);  // the server's
   Status status;
   if (work.reply_kind == ReplyKind::kNonfinite) {
-    FillVoid(unit, work.memory);
-    if (work.residual != nullptr && !work.nonfinite) {
-      work.uplink->Undo(work.payload.bytes, ContextOf(work, rank_), *work.residual);
-    }
-    std::string ranks;
-    for (std::size_t i = 0; i + 4 <= work.reply.size(); i += 4) {
-      ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ",
-                           LoadLe<std::uint32_t>(work.reply.bytes.data() + i));
-    }
-    LogWarn("client", "void round: not finite, every rank gets NaN",
-            {Field("unit", Name(*work.plan, unit)), Field("step", work.step),
-             Field("ranks", ranks.empty() ? "none (the sum overflows)" : ranks)});
+    status = DecodeVoid(work);
   } else if (work.downlink == nullptr) {
     if (work.reply.size() == unit.raw_bytes()) {
       ScatterBytes(unit, work.reply.bytes.data(), work.memory);
@@ -372,13 +363,53 @@ void ClientImpl::DecodeUnit(UnitWork& work) {
   FinishUnit(work);
 }
 
+Status ClientImpl::DecodeVoid(UnitWork& work) {
+  const Unit& unit = *work.unit;
+  if (!IsFloat(unit.dtype) || unit.op == ReduceOp::kBroadcast) {
+    return CorruptData(fmt::format("reply says that it is not finite, which {} of {} cannot be",
+                                   ReduceOpName(unit.op), DTypeName(unit.dtype)));
+  }
+  const auto ranks = ParseNonfiniteRanks(work.reply.bytes, config_.job.workers);
+  if (!ranks.ok()) return ranks.status();
+  FillVoid(unit, work.memory);
+  if (work.residual != nullptr && !work.nonfinite) {
+    work.uplink->Undo(work.payload.bytes, ContextOf(work, rank_), *work.residual);
+  }
+  std::optional<std::uint64_t> suppressed;
+  {
+    const std::lock_guard lock(mu_);
+    suppressed = NoteVoid(work, *ranks);
+  }
+  if (suppressed) {
+    LogWarn("client", "void round: not finite, every rank gets NaN",
+            {Field("unit", Name(*work.plan, unit)), Field("step", work.step),
+             Field("ranks", DescribeNonfiniteRanks(*ranks)), Field("suppressed", *suppressed)});
+  }
+  return Status::Ok();
+}
+
+std::optional<std::uint64_t> ClientImpl::NoteVoid(const UnitWork& work,
+                                                  std::span<const std::uint32_t> ranks) {
+  ++stats_.nonfinite_units;
+  for (std::size_t m = 0; m < work.memory.size(); ++m) {
+    if (work.memory[m].input == nullptr) continue;
+    auto& known = tensors_[work.unit->members[m].tensor]->nonfinite_ranks;
+    std::vector<std::uint32_t> all;
+    if (known) all = *known;
+    all.insert(all.end(), ranks.begin(), ranks.end());
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    known = std::move(all);
+  }
+  return nonfinite_log_.Admit();
+}
+
 void ClientImpl::FinishUnit(UnitWork& work) {
   ReleaseList released;
   Payload reply;
   {
     const std::lock_guard lock(mu_);
     if (!work.outcome.ok()) PostFail(work.outcome);
-    if (work.reply_kind == ReplyKind::kNonfinite) ++stats_.nonfinite_units;
     reply = std::move(work.reply);
     work.reply = {};
     ++work.round;
@@ -532,6 +563,14 @@ bool ClientImpl::Poll(const Handle& handle) {
   if (handle.tensor.index >= tensors_.size()) return true;
   const Tensor& tensor = *tensors_[handle.tensor.index];
   return !tensor.in_flight || tensor.generation != handle.generation;
+}
+
+std::optional<std::vector<std::uint32_t>> ClientImpl::NonfiniteRanks(const Handle& handle) const {
+  const std::lock_guard lock(mu_);
+  if (handle.tensor.index >= tensors_.size()) return std::nullopt;
+  const Tensor& tensor = *tensors_[handle.tensor.index];
+  if (tensor.in_flight || tensor.generation != handle.generation) return std::nullopt;
+  return tensor.nonfinite_ranks;
 }
 
 }  // namespace gradwire
