@@ -80,6 +80,15 @@ class JobTest(unittest.TestCase):
                              GRADWIRE_COMPRESSION_UPLINK_COMPRESSOR=compressor,
                              GRADWIRE_COMPRESSION_DOWNLINK_COMPRESSOR=compressor)
 
+    def test_says_which_push_pull_was_not_finite_and_whose_fault_it_was(self):
+        for compressor in ("none", "onebit"):
+            with self.subTest(compressor=compressor):
+                output = self.run_job("not_finite", f"compression.uplink.compressor={compressor}",
+                                      f"compression.downlink.compressor={compressor}",
+                                      "compression.min_bytes=0B")
+                self.assertRegex(output, "void round: not finite.* 2 tensors from 'small' .* step=1 "
+                                 """ranks=0 suppressed=0 here="tensor 'bad', element 7""")
+
     def test_broadcasts_any_array_exactly(self):
         self.run_job("broadcasts", "compression.uplink.compressor=onebit",
                      "compression.downlink.compressor=onebit", "compression.min_bytes=0B")

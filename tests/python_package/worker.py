@@ -189,6 +189,33 @@ def compressed():
     expect(ratio > least, f"{kind}: ratio {ratio}")
 
 
+def not_finite():
+    mine = gradwire.rank() + 1
+    sizes = {"good": 20000, "small": 50, "bad": 100}  # the small ones travel together
+    arrays = {name: numpy.full(size, mine, numpy.float32) for name, size in sizes.items()}
+    gradwire.declare(arrays)
+    for step in range(3):
+        if mine == 1:
+            arrays["bad"][7] = numpy.inf if step == 1 else mine
+        handles = {name: gradwire.push_pull_async(array, name=name)
+                   for name, array in arrays.items()}
+        expect(not handles["bad"].nonfinite, "before it is synchronized")
+        gradwire.end_step()
+        results = {name: gradwire.synchronize(handle) for name, handle in handles.items()}
+        for name, handle in handles.items():
+            is_void = step == 1 and name != "good"
+            expect(bool(numpy.isnan(results[name]).any()) == is_void, f"{name} in step {step}")
+            expect((handle.nonfinite, handle.nonfinite_ranks) == (is_void, (0,) if is_void else ()),
+                   f"{name} in step {step}: {handle.nonfinite}, {handle.nonfinite_ranks}")
+        if step == 1:
+            kept = handles["bad"]
+    expect(kept.nonfinite and kept.nonfinite_ranks == (0,), "a handle keeps what it knows")
+    handle = gradwire.push_pull_async(numpy.full(4, 3e38, numpy.float32), average=False, name="sum")
+    gradwire.end_step()
+    expect(numpy.isnan(gradwire.synchronize(handle)).all(), "a sum that overflows")
+    expect(handle.nonfinite and handle.nonfinite_ranks == (), "nobody's fault")
+
+
 def broadcasts():
     rank = gradwire.rank()
     everything = [
@@ -335,7 +362,7 @@ def lost_peer():
 
 SCENARIOS = {function.__name__: function for function in (
     types_and_shapes, in_place_and_strides, fresh_arrays, asynchronous, deadline, compressed,
-    broadcasts, wrong_calls, differing, state, forked, no_farewell, lost_peer)}
+    not_finite, broadcasts, wrong_calls, differing, state, forked, no_farewell, lost_peer)}
 
 
 def main():

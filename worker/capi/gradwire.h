@@ -139,9 +139,10 @@ int gradwire_poll(gradwire_client* client, gradwire_handle handle);
    valid if timeout_ms was the shorter one); the error that ended the job. */
 gradwire_status gradwire_wait(gradwire_client* client, gradwire_handle handle, int64_t timeout_ms);
 
-/* Of a push-pull that has completed, until its tensor is pushed again: 1 if its result is NaN because
-   a contribution or the sum was not finite, else 0. Large tensors travel in several parts, of which
-   some may be finite; small ones that travel together share this. 0 for every other handle. */
+/* Of a push-pull that has completed, until its tensor is pushed again: 1 if its result is NaN
+   because a contribution or the sum was not finite, else 0. Large tensors travel in several parts,
+   of which some may be finite; small ones that travel together share this. 0 for every other
+   handle. */
 int gradwire_was_nonfinite(const gradwire_client* client, gradwire_handle handle);
 /* How many ranks' contributions were not finite in such a push-pull, and the first `room` of these
    ranks, in order, in `ranks` (NULL counts as no room). With gradwire_was_nonfinite 1 and no ranks

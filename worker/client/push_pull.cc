@@ -371,19 +371,26 @@ Status ClientImpl::DecodeVoid(UnitWork& work) {
   }
   const auto ranks = ParseNonfiniteRanks(work.reply.bytes, config_.job.workers);
   if (!ranks.ok()) return ranks.status();
-  FillVoid(unit, work.memory);
-  if (work.residual != nullptr && !work.nonfinite) {
-    work.uplink->Undo(work.payload.bytes, ContextOf(work, rank_), *work.residual);
-  }
   std::optional<std::uint64_t> suppressed;
   {
     const std::lock_guard lock(mu_);
     suppressed = NoteVoid(work, *ranks);
   }
   if (suppressed) {
-    LogWarn("client", "void round: not finite, every rank gets NaN",
-            {Field("unit", Name(*work.plan, unit)), Field("step", work.step),
-             Field("ranks", DescribeNonfiniteRanks(*ranks)), Field("suppressed", *suppressed)});
+    // Before the output is written, which may be the same memory.
+    const auto own = FindNonfinite(unit, work.memory, convert_);
+    LogWarn(
+        "client", "void round: not finite, every rank gets NaN",
+        {Field("unit", Name(*work.plan, unit)), Field("step", work.step),
+         Field("ranks", DescribeNonfiniteRanks(*ranks)), Field("suppressed", *suppressed),
+         Field("here", own ? fmt::format("tensor '{}', element {}",
+                                         work.plan->tensors[unit.members[own->member].tensor].name,
+                                         own->tensor_offset)
+                           : "finite")});
+  }
+  FillVoid(unit, work.memory);
+  if (work.residual != nullptr && !work.nonfinite) {
+    work.uplink->Undo(work.payload.bytes, ContextOf(work, rank_), *work.residual);
   }
   return Status::Ok();
 }

@@ -1,6 +1,7 @@
 #include "worker/client/unit_io.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -105,6 +106,25 @@ void ScatterFloats(const Unit& unit, const float* values, std::span<const Member
     if (memory[i].output == nullptr) continue;
     convert.FromFloat(unit.dtype, values + member.unit_offset, member.count, memory[i].output);
   }
+}
+
+std::optional<NonfiniteElement> FindNonfinite(const Unit& unit,
+                                              std::span<const MemberMemory> memory,
+                                              const FloatConverter& convert) {
+  UnitSource source(unit, memory, convert);
+  std::optional<std::size_t> found;
+  ForEachBlock(unit.num_elements, [&](std::size_t offset, std::size_t count) {
+    if (found) return;
+    const float* const block = source.Block(offset, count);
+    const float* const at =
+        std::find_if_not(block, block + count, [](float value) { return std::isfinite(value); });
+    if (at != block + count) found = offset + static_cast<std::size_t>(at - block);
+  });
+  if (!found) return std::nullopt;
+  std::size_t m = 0;
+  while (*found >= unit.members[m].unit_offset + unit.members[m].count) ++m;
+  const UnitMember& member = unit.members[m];
+  return NonfiniteElement{m, member.tensor_offset + *found - member.unit_offset};
 }
 
 void FillVoid(const Unit& unit, std::span<const MemberMemory> memory) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -58,6 +59,14 @@ void ScatterBytes(const Unit& unit, const std::byte* from, std::span<const Membe
 /// fp32 values[num_elements] to the members' outputs in the unit's dtype.
 void ScatterFloats(const Unit& unit, const float* values, std::span<const MemberMemory> memory,
                    const FloatConverter& convert);
+/// Where a unit of floats holds the first value that is not finite.
+struct NonfiniteElement {
+  std::size_t member = 0;
+  std::size_t tensor_offset = 0;  // elements
+};
+std::optional<NonfiniteElement> FindNonfinite(const Unit& unit,
+                                              std::span<const MemberMemory> memory,
+                                              const FloatConverter& convert);
 /// Fills the members' outputs with NaN (a void round); zeros for integers.
 void FillVoid(const Unit& unit, std::span<const MemberMemory> memory);
 

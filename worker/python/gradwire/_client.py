@@ -82,10 +82,17 @@ class Memory(NamedTuple):
 
 
 class Handle:
-    """One push-pull under way; for poll and synchronize."""
+    """One push-pull under way; for poll and synchronize.
+
+    nonfinite: once it is synchronized, whether the result is NaN because some rank's numbers, or
+        their sum, were not finite.
+    nonfinite_ranks: whose numbers; empty if only the sum was not finite.
+    """
 
     def __init__(self, client: "Client", name: str, memory: Memory) -> None:
         self.name = name
+        self.nonfinite = False
+        self.nonfinite_ranks: Tuple[int, ...] = ()
         self._client = client
         self._memory: Optional[Memory] = memory
         self._result = memory.result
@@ -107,6 +114,7 @@ class Handle:
                     raise error  # it can be waited for again
                 if error is None and self._memory is not None and self._memory.finish is not None:
                     self._memory.finish()
+                self.nonfinite, self.nonfinite_ranks = client.nonfinite_of(self)
                 self._error = error
                 self._done = True
                 self._memory = None
@@ -177,6 +185,15 @@ class Client:
 
     def is_complete(self, handle: Handle) -> bool:
         return bool(self.native.gradwire_poll(self.pointer(), handle._c_handle))
+
+    def nonfinite_of(self, handle: Handle) -> Tuple[bool, Tuple[int, ...]]:
+        """Of a complete handle: whether its result is not finite, and the ranks at fault."""
+        if not self.native.gradwire_was_nonfinite(self.pointer(), handle._c_handle):
+            return False, ()
+        count = self.native.gradwire_nonfinite_ranks(self.pointer(), handle._c_handle, None, 0)
+        ranks = (ctypes.c_uint32 * count)()
+        self.native.gradwire_nonfinite_ranks(self.pointer(), handle._c_handle, ranks, count)
+        return True, tuple(ranks)
 
     def forget(self, handle: Handle) -> None:
         if self.pending.get(handle.name) is handle:
