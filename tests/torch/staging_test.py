@@ -28,7 +28,7 @@ except ImportError:
     print("SKIPPED: PyTorch is not installed")
     sys.exit(77)
 
-from gradwire.torch import _staging  # noqa: E402
+from gradwire.torch import _ops, _staging  # noqa: E402
 from gradwire.torch._staging import Code, GradwireError, Staging, State  # noqa: E402
 
 DEADLINE_S = 60  # for what must happen; nothing takes that long unless it is broken
@@ -101,6 +101,7 @@ class Push:
         self.name, self.host_in, self.host_out = name, host_in, host_out
         self.done = threading.Event()
         self.error = None
+        self.nonfinite, self.nonfinite_ranks = False, ()
         if automatic:
             self.complete()
 
@@ -246,6 +247,14 @@ class Transitions(StagingTest):
         self.assertIs(item.wait(DEADLINE_S), out)
         self.assertTrue(torch.equal(out, torch.full((2, 3), 1001.0)))
         self.assertTrue(torch.equal(tensor, torch.ones(2, 3)))
+
+    def test_a_void_round_is_known(self):
+        item = self.copied_out("a", torch.ones(2))
+        push = self.library.pushes["a"]
+        push.nonfinite, push.nonfinite_ranks = True, (1,)
+        push.complete()
+        item.wait(DEADLINE_S)
+        self.assertEqual((item.nonfinite, item.nonfinite_ranks), (True, (1,)))
 
     def test_an_out_that_differs_is_refused(self):
         for out in (torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(3, device="meta")):
@@ -847,12 +856,103 @@ class FakeClient:
         self.before_close = []
         self.forked = False
 
+        self.declared = []
+        self.pushed = []  # declarations, and the ends of steps
+        self.native = mock.Mock()
+        self.native.gradwire_end_step.side_effect = lambda pointer: self.pushed.append("end of step")
+
     def rank(self):
         return 2
+
+    def pointer(self):
+        return 1
+
+    def check(self, status):
+        pass
+
+    def declare(self, batch):
+        self.declared += [entry.name for entry in batch]
+
+    def push_pull(self, declared, memory):
+        self.pushed.append(declared.name)
+        self.memory = memory
+        push = Push(declared.name, memory.result, memory.result, automatic=True)
+        return mock.Mock(wait=lambda timeout: push.done.wait())
 
     def check_process(self):
         if self.forked:
             raise GradwireError(Code.INVALID_ARGUMENT, "forked")
+
+
+class Operations(unittest.TestCase):
+    """push_pull and end_step of tensors that are taken for a device's."""
+
+    def setUp(self):
+        self.client, self.device = FakeClient(), FakeDevice()
+        for patch in (mock.patch.object(_ops, "is_staged", lambda tensor: True),
+                      mock.patch.object(_ops, "require", lambda: self.client),
+                      mock.patch.object(_staging, "CudaDevice", lambda: self.device)):
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.addCleanup(lambda: [close(False) for close in self.client.before_close])
+
+    def finish(self, tensor, out, handle):
+        self.device.out[tensor.data_ptr()].complete()
+        _ops.synchronize(handle, DEADLINE_S)
+        self.device.into[out.data_ptr()].complete()
+
+    def test_a_tensor_is_declared_at_once_and_pushed_from_host_memory(self):
+        tensor = torch.ones(2)
+        handle = _ops.push_pull_async_inplace(tensor, name="a")
+        self.assertEqual((self.client.declared, self.client.pushed), (["a"], []))
+        self.assertFalse(_ops.poll(handle))
+        self.finish(tensor, tensor, handle)
+        self.assertEqual(tensor.tolist(), [1001, 1001])
+        host = self.device.pinned[0].data_ptr()
+        self.assertEqual((self.client.memory.source, self.client.memory.target), (host, host))
+
+    def test_what_is_cast_travels_as_it_was_cast(self):
+        tensor = torch.ones(2)
+        handle = _ops.push_pull_async_inplace(tensor, name="a", compression=_ops.Compression.fp16)
+        self.device.automatic = True  # the copy back
+        (event,) = self.device.out.values()
+        event.complete()
+        self.assertEqual(_ops.synchronize(handle, DEADLINE_S).tolist(), [1001, 1001])
+        self.assertEqual([buffer.dtype for buffer in self.device.pinned], [torch.float16])
+        self.assertEqual(tensor.dtype, torch.float32)
+
+    def test_a_step_ends_after_what_was_pushed_in_it(self):
+        with mock.patch.object(_ops, "_end_step", lambda: self.client.pushed.append("at once")):
+            _ops.end_step()
+        first, second = torch.ones(2), torch.ones(2)
+        handles = [_ops.push_pull_async_inplace(first, name="a")]
+        _ops.end_step()
+        handles.append(_ops.push_pull_async_inplace(second, name="b"))
+        self.device.out[second.data_ptr()].complete()
+        self.assertEqual(self.client.pushed, ["at once"])
+        for tensor, handle in zip((first, second), handles):
+            if not self.device.out[tensor.data_ptr()].happened.is_set():
+                self.device.out[tensor.data_ptr()].complete()
+            _ops.synchronize(handle, DEADLINE_S)
+        self.assertEqual(self.client.pushed, ["at once", "a", "end of step", "b"])
+
+    def test_a_tensor_of_the_host_waits_for_the_end_of_the_step_before(self):
+        tensor, host = torch.ones(2), torch.ones(2)
+        _ops.push_pull_async_inplace(tensor, name="a")
+        _ops.end_step()
+        with mock.patch.object(_ops, "is_staged", lambda tensor: False):
+            pushing = threading.Thread(target=_ops.push_pull_async_inplace, args=(host,),
+                                       kwargs={"name": "host"})
+            pushing.start()
+            pushing.join(0.2)
+            self.assertEqual(self.client.pushed, [])
+            self.device.out[tensor.data_ptr()].complete()
+            pushing.join(DEADLINE_S)
+        self.assertEqual(self.client.pushed, ["a", "end of step", "host"])
+
+    def test_no_address_of_a_device_is_taken(self):
+        with self.assertRaisesRegex(GradwireError, "tensor 'a' is on meta, expected cpu"):
+            _ops.host_pointer(torch.ones(2, device="meta"), "a")
 
 
 class Clients(unittest.TestCase):

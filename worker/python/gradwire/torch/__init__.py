@@ -8,11 +8,11 @@
 Names and signatures are those of BytePS and Horovod; docs/torch.md says how they behave.
 """
 
-from .. import (Code, GradwireError, barrier, end_step, init, is_initialized, load_state_dict,
-                local_rank, local_size, rank, shutdown, size, state_dict, stats, version)
+from .. import (Code, GradwireError, barrier, init, is_initialized, load_state_dict, local_rank,
+                local_size, rank, shutdown, size, state_dict, stats, version)
 from ._ddp_hook import DDPState, comm_hook
-from ._ops import (Compression, broadcast_optimizer_state, broadcast_parameters, declare, poll,
-                   push_pull, push_pull_async, push_pull_async_inplace, push_pull_inplace,
+from ._ops import (Compression, broadcast_optimizer_state, broadcast_parameters, declare, end_step,
+                   poll, push_pull, push_pull_async, push_pull_async_inplace, push_pull_inplace,
                    synchronize)
 from ._optimizer import DistributedOptimizer
 from ._parallel import DistributedDataParallel

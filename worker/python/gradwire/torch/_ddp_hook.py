@@ -167,7 +167,10 @@ class DDPState:
                 self._push(bucket, handles)
             except GradwireError as error:
                 self._error = error
-        future: "torch.futures.Future[torch.Tensor]" = torch.futures.Future()
+        device = bucket.buffer().device
+        # Of a device, so that whoever waits for it waits for the copies back as well.
+        devices = [] if device.type == "cpu" else [device]
+        future: "torch.futures.Future[torch.Tensor]" = torch.futures.Future(devices=devices)
         handed = _Bucket(handles, bucket.buffer(), future)
         self._buckets.append(handed)
         if self._error is not None:

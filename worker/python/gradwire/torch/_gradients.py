@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 
 import torch
 
-from .. import end_step, rank
+from .. import rank
 from .._client import invalid
 from . import _ops
 
@@ -51,7 +51,7 @@ class _Steps:
             if len(self._complete) < self._exchanges:
                 return
             self._complete = set()
-        end_step()
+        _ops.end_step()
 
 
 _steps = _Steps()

@@ -7,8 +7,9 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 
-from .. import _client
-from .._client import Declaration, Handle, Memory, invalid, require
+from .. import _client, end_step as _end_step
+from .._client import Client, Declaration, Handle, Memory, invalid, require
+from ._staging import existing_staging, staging_of
 
 _DTYPES = {
     torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16",
@@ -98,7 +99,7 @@ def check_tensor(tensor: Any, name: Optional[str]) -> str:
     return name
 
 
-def begin(tensor: torch.Tensor, declared: Declaration, out: torch.Tensor) -> Handle:
+def begin(client: Client, tensor: torch.Tensor, declared: Declaration, out: torch.Tensor) -> Handle:
     """Begins the push-pull of `tensor` into `out`, of the same shape and dtype on the CPU (or the
     same tensor). What is not packed is copied."""
     source = tensor if _is_packed(tensor) else tensor.resolve_neg().contiguous()
@@ -114,7 +115,34 @@ def begin(tensor: torch.Tensor, declared: Declaration, out: torch.Tensor) -> Han
     name = declared.name
     memory = Memory(host_pointer(source, name), host_pointer(target, name),
                     source.numel() * source.element_size(), (source, target), out, finish)
-    return require().push_pull(declared, memory)
+    return client.push_pull(declared, memory)
+
+
+def is_staged(tensor: torch.Tensor) -> bool:
+    """Whether it travels through pinned host memory."""
+    return tensor.device.type == "cuda"
+
+
+def _begin_staged(client: Client, tensor: torch.Tensor, declared: Declaration, out: torch.Tensor
+                  ) -> Any:
+    # Collective, so not when the copy happens to end.
+    client.declare([declared])
+
+    def begin_on_host(host_in: torch.Tensor, host_out: torch.Tensor) -> Handle:
+        return begin(client, host_in, declared, host_out)
+
+    return staging_of(client).push(declared.name, tensor, out, begin_on_host)
+
+
+def end_step() -> None:
+    """As gradwire.end_step, after the tensors of a device that were pushed before. An error of the
+    job is then raised by the next call that needs it."""
+    client = require()
+    staging = existing_staging(client)
+    if staging is None:
+        _end_step()
+    else:
+        staging.in_order(lambda: client.check(client.native.gradwire_end_step(client.pointer())))
 
 
 def push_pull_async_inplace(tensor: torch.Tensor, average: bool = True, name: Optional[str] = None,
@@ -189,8 +217,16 @@ def _push(tensor: torch.Tensor, out: torch.Tensor, average: bool, name: str,
     sent, context = compression.compress(tensor)
     cast = None if sent is tensor else sent
     place = out if cast is None else cast
-    return Pushed(name, begin(sent, declaration(sent, name, average, priority), place), out, cast,
-                  context, compression)
+    client = require()
+    declared = declaration(sent, name, average, priority)
+    if is_staged(sent):
+        handle = _begin_staged(client, sent, declared, place)
+    else:
+        staging = existing_staging(client)
+        if staging is not None:
+            staging.wait_for_calls()  # this may be of a step later
+        handle = begin(client, sent, declared, place)
+    return Pushed(name, handle, out, cast, context, compression)
 
 
 def poll(handle: Pushed) -> bool:

@@ -147,14 +147,19 @@ class CudaDevice(Device):
 
 
 class Staged:
-    """One staged push-pull; for poll and synchronize. Made by Staging.push."""
+    """One staged push-pull; for poll and synchronize. Made by Staging.push.
 
-    __slots__ = ("name", "_staging", "_state", "_tensor", "_out", "_host", "_event", "_begin",
-                 "_handle", "_claimed", "_waiting", "_error")
+    nonfinite, nonfinite_ranks: as those of gradwire.Handle.
+    """
+
+    __slots__ = ("name", "nonfinite", "nonfinite_ranks", "_staging", "_state", "_tensor", "_out",
+                 "_host", "_event", "_begin", "_handle", "_claimed", "_waiting", "_error")
 
     def __init__(self, staging: "Staging", name: str, tensor: torch.Tensor, out: torch.Tensor,
                  begin: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
         self.name = name
+        self.nonfinite = False
+        self.nonfinite_ranks: Tuple[int, ...] = ()
         self._staging = staging
         self._state = State.COPYING_OUT
         self._tensor: Optional[torch.Tensor] = tensor  # both live until the device is done with them
@@ -270,17 +275,25 @@ class Staging:
             self._wait_for_room()
         self._hand_over(call)
 
+    def wait_for_calls(self) -> None:
+        """Blocks until all that in_order was given has been called. Errors: those of the calls."""
+        self._check()
+        with self._changed:
+            while not all(isinstance(entry, Staged) for entry in self._outgoing):
+                self._changed.wait(_SLICE_S)
+            self._raise_errors()
+
     def _wait_for_room(self) -> None:
         while self._ended is None and len(self._outgoing) >= _MOST_OUTGOING:
             self._changed.wait(_SLICE_S)
-        self._raise_if_ended()
+        self._raise_errors()
+
+    def _raise_errors(self) -> None:
+        if self._ended is not None:
+            raise self._ended
         if self._call_error is not None:
             error, self._call_error = self._call_error, None
             raise error
-
-    def _raise_if_ended(self) -> None:
-        if self._ended is not None:
-            raise self._ended
 
     def _hand_over(self, entry: Union[Staged, Callable[[], None]]) -> None:
         with self._changed:
@@ -521,6 +534,8 @@ class Staging:
             what = "its push failed"
             try:
                 if self._finish(handle, timeout):
+                    item.nonfinite = handle.nonfinite
+                    item.nonfinite_ranks = handle.nonfinite_ranks
                     what = "copying it to the device failed"
                     event = self._device.copy_in(host, item._out)
             except Exception as raised:
@@ -539,6 +554,11 @@ class Staging:
 
 
 _stagings: "weakref.WeakKeyDictionary[Client, Staging]" = weakref.WeakKeyDictionary()
+
+
+def existing_staging(client: Client) -> Optional[Staging]:
+    """The client's staging, if it has staged a tensor."""
+    return _stagings.get(client)
 
 
 def staging_of(client: Client) -> Staging:
