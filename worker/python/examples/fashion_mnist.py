@@ -69,7 +69,7 @@ def main():
     model = Net()
     if options.optimizer == "sgd":
         # Momentum 0.9 would add up what compression sends late; see docs/torch.md.
-        optimizer = torch.optim.SGD(model.parameters(), lr=options.lr or 0.05, momentum=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=options.lr or 0.1, momentum=0.5)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=options.lr or 0.001)
 
