@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -57,12 +58,6 @@ class _Steps:
 _steps = _Steps()
 
 
-def _is_void(handle: Any, average: torch.Tensor) -> bool:
-    """Whether the round was not finite on some rank."""
-    known = getattr(handle, "nonfinite", None)
-    return bool(average.isnan().any()) if known is None else known
-
-
 class Slot:
     """A parameter and where its gradient is."""
 
@@ -106,6 +101,7 @@ class GradientExchange:
         self.paused = False  # gradients add up on this rank
         self.ready = False  # all are averaged, and nobody has used them yet
         self.void: List[str] = []  # of the last step: the tensors that were not finite
+        self.at_fault: Set[int] = set()  # ranks whose gradients were not, until warn_of_void
         self.number = _steps.enter()
         self.prefix = "Gradient." if self.number == 0 else f"Gradient@{self.number}."
         self.released = False
@@ -233,12 +229,28 @@ class GradientExchange:
         handle = slot.handle
         _ops.synchronize(handle)
         slot.handle, slot.arrivals = None, 0
-        return not _is_void(handle, slot.sent)
+        if handle.nonfinite:
+            self.at_fault.update(handle.nonfinite_ranks)
+        return not handle.nonfinite
 
     def receive_all(self) -> None:
         """Waits for all averages; self.void then has the names of those that were not finite."""
         self.void = [slot.name for slot in self.slots if not self.receive(slot)]
         self.ready = True
+
+    def warn_of_void(self, void: List[str], consequence: str) -> None:
+        """Says which averages were not finite, and what becomes of them."""
+        names = ", ".join(f"'{name}'" for name in void[:5])
+        if len(void) > 5:
+            names += f" and {len(void) - 5} more"
+        whose = ""
+        if self.at_fault:
+            ranks = sorted(self.at_fault)
+            whose = (f", because of rank{'s' if len(ranks) > 1 else ''} "
+                     + ", ".join(str(number) for number in ranks))
+            self.at_fault = set()
+        warnings.warn(f"the averages of {names} are not finite{whose}: {consequence}",
+                      RuntimeWarning, stacklevel=5)
 
     def reset(self) -> None:
         """The averages have been used, or are not wanted."""

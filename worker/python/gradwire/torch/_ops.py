@@ -195,6 +195,16 @@ class Pushed:
         self._context = context
         self._compression = compression
 
+    @property
+    def nonfinite(self) -> bool:
+        """Once it is synchronized: as gradwire.Handle."""
+        return self._handle.nonfinite
+
+    @property
+    def nonfinite_ranks(self) -> Tuple[int, ...]:
+        """Once it is synchronized: as gradwire.Handle."""
+        return self._handle.nonfinite_ranks
+
     def poll(self) -> bool:
         """True once synchronize would return at once."""
         return self._handle.poll()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
@@ -105,6 +104,8 @@ class _DistributedOptimizer:
             mine = {parameter for group, parameter in thawed if group == index}
             self._exchange.add(index, [member for member in self._members(index)
                                        if member[1] in mine])
+            self._rates[index] = None
+        self._begin_step()  # for these; others may be under way
         if self._overlap is not None:
             self._overlap.learn_anew()
 
@@ -181,16 +182,9 @@ class _DistributedOptimizer:
     def _report(self, void: List[str]) -> None:
         if void:
             self.skipped_steps += 1
-            self._warn(void)
-
-    def _warn(self, void: List[str]) -> None:
-        names = ", ".join(f"'{name}'" for name in void[:5])
-        if len(void) > 5:
-            names += f" and {len(void) - 5} more"
-        what = ("the step is left out on every rank" if self._overlap is None
-                else "they are left out on every rank")
-        warnings.warn(f"the averages of {names} are not finite: {what} ({self.skipped_steps} steps "
-                      "so far)", RuntimeWarning, stacklevel=4)
+            what = ("the step is left out on every rank" if self._overlap is None
+                    else "they are left out on every rank")
+            self._exchange.warn_of_void(void, f"{what} ({self.skipped_steps} steps so far)")
 
     def step(self, closure: Optional[Callable[[], Any]] = None, **more: Any) -> Any:
         """Averages what is not averaged yet and applies it. Collective.

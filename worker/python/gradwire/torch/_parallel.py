@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -111,6 +110,4 @@ class DistributedDataParallel(torch.nn.Module):
         exchange.receive_all()
         exchange.reset()
         if exchange.void:
-            names = ", ".join(f"'{name}'" for name in exchange.void[:5])
-            warnings.warn(f"the averages of {names} are not finite: these gradients are NaN on every "
-                          "rank", RuntimeWarning, stacklevel=2)
+            exchange.warn_of_void(exchange.void, "these gradients are NaN on every rank")
