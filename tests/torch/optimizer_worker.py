@@ -6,6 +6,7 @@ Usage: optimizer_worker.py SCENARIO...   (in a job of two workers, started by gr
 """
 
 import copy
+import io
 import os
 import signal
 import sys
@@ -594,6 +595,12 @@ def schedulers_and_states():
            == ["0.0", "0.0", "0.1", "0.1", "1.0"], f"{pushes.names}")
     expect(numbered[0].tolist() == [-2.0] * 2 and numbered[2].tolist() == [-1.0] * 2, f"{numbered}")
 
+    # A model can be saved and copied while an optimizer has its parameters.
+    torch.save(model, io.BytesIO())
+    copy.deepcopy(model)
+    refused("can't be copied or pickled", copy.deepcopy, optimizer)
+    refused("can't be copied or pickled", torch.save, optimizer, io.BytesIO())
+
     # A new optimizer for the same parameters takes them over.
     second = gw.DistributedOptimizer(torch.optim.SGD(numbered, lr=1.0))
     optimizer.zero_grad()
@@ -1079,6 +1086,8 @@ def data_parallel():
     half(torch.full((1, 3), 0.1 * (gw.rank() + 1))).sum().backward()
     expect(torch.allclose(half.module.weight.grad, torch.full((1, 3), 0.15), rtol=2e-3)
            and half.module.weight.grad.dtype == torch.float32, f"{half.module.weight.grad}")
+    refused("save or copy its module", copy.deepcopy, half)
+    copy.deepcopy(half.module)
     refused("expected one device at most", gw.DistributedDataParallel, nn.Linear(1, 1), [0, 1])
     refused("no parameter that requires a gradient", gw.DistributedDataParallel, nn.ReLU())
     refused("use one of the two", gw.DistributedOptimizer,

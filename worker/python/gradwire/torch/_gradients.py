@@ -76,8 +76,14 @@ class Slot:
         self.node: Any = None  # PyTorch 1: the node must live as long as its hook
 
 
-# Who averages a parameter's gradient: an attribute of the parameter.
-_OWNER = "_gradwire_exchange"
+# Who averages a parameter's gradient, by the parameter's id. Not an attribute of the parameter, which
+# would be saved along with it.
+_owners: Dict[int, Tuple["weakref.ref[torch.Tensor]", "weakref.ref[GradientExchange]"]] = {}
+
+
+def _owner_of(parameter: torch.Tensor) -> Optional["GradientExchange"]:
+    known, exchange = _owners.get(id(parameter), (None, None))
+    return exchange() if known is not None and known() is parameter else None
 
 
 class GradientExchange:
@@ -115,7 +121,7 @@ class GradientExchange:
         if not named:
             return
         for name, parameter, _ in named:
-            previous = getattr(parameter, _OWNER, lambda: None)()
+            previous = _owner_of(parameter)
             if previous is not None and previous is not self:
                 previous.hand_on(name, self.owner)
         slots = [Slot(parameter, self.prefix + name, group, priority)
@@ -124,7 +130,9 @@ class GradientExchange:
                      priority={slot.name: slot.priority for slot in slots})
         for slot in slots:
             self._watch(slot)
-            setattr(slot.parameter, _OWNER, weakref.ref(self))
+            key = id(slot.parameter)
+            _owners[key] = (weakref.ref(slot.parameter, lambda _, key=key: _owners.pop(key, None)),
+                            weakref.ref(self))
         self.slots += slots
 
     def _on_the_wire(self, parameter: torch.Tensor) -> torch.Tensor:

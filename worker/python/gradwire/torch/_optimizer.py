@@ -262,6 +262,10 @@ class _DistributedOptimizer:
             self._exchange.reset()
         super().zero_grad(*arguments, **named)  # type: ignore[misc]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise invalid(f"a distributed {type(self).__name__} can't be copied or pickled, since its "
+                      "gradients have names in the job: save or copy its state_dict()")
+
     # ---- Overlap with the next forward pass ------------------------------------------------------
 
     def _on_gradient(self) -> None:

@@ -74,6 +74,10 @@ class DistributedDataParallel(torch.nn.Module):
         """The module's own."""
         return self.module.load_state_dict(*arguments, **named)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise invalid("a DistributedDataParallel can't be copied or pickled, since its gradients have "
+                      "names in the job: save or copy its module")
+
     def _broadcast_buffers(self) -> None:
         """All buffers of a dtype in one broadcast."""
         by_dtype: Dict[torch.dtype, List[torch.Tensor]] = {}
