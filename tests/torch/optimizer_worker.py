@@ -869,6 +869,67 @@ def mixed_precision():
     refused("join() with grad_scaler", join)
 
 
+def residuals_follow_the_scale():
+    """Under a compressor that keeps residuals, a loss scale that changes by powers of two changes no
+    bit of the training."""
+    models = network(), network()
+    scaler = Scaler()
+    scaled = gw.DistributedOptimizer(sgd(models[0]), models[0].named_parameters(),
+                                     grad_scaler=scaler)
+    for step in range(10):
+        scaled.zero_grad()
+        scaler.scale(loss_of(models[0], batch(step, gw.rank()))).backward()
+        scaler.step(scaled)
+        scaler.update()
+    gradwire.set_loss_scale(0)  # not given
+    plain = gw.DistributedOptimizer(sgd(models[1]), models[1].named_parameters())
+    train(models[1], plain, 10)
+    expect(scaler.get_scale() == 1024 * 2.0**10, f"the scale is {scaler.get_scale()}")
+    expect(all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters())),
+           f"scaled and plain training differ by {distance(*models)}")
+    off = distance(models[1], alone(network(), sgd, 10))
+    expect(off > 1e-3, f"the test wants a compressor that keeps residuals; it is {off} off")
+
+
+def learning_rates():
+    """Told before a step's first push, when they change; for ef_lr they must be known everywhere."""
+    told = []
+
+    def tell(rate, names):
+        told.append((rate, len(names)))
+        gradwire.set_learning_rate(rate, names)
+
+    model = network()
+    model[7].bias.requires_grad_(False)
+    inner = torch.optim.SGD([{"params": [*model[0].parameters(), *model[2].parameters()]},
+                             {"params": [*model[5].parameters(), *model[7].parameters()],
+                              "lr": 0.2}], lr=0.1)
+    optimizer = gw.DistributedOptimizer(inner, model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    with mock.patch.object(_ops, "set_learning_rate", tell):
+        for step in range(6):
+            if step == 3:
+                model[7].bias.requires_grad_(True)
+            optimizer.zero_grad()
+            del told[:]
+            loss_of(model, batch(step, gw.rank())).backward()
+            rates = [0.1 * 0.5 ** (step // 2), 0.2 * 0.5 ** (step // 2)]
+            expected = list(zip(rates, (4, 3 if step < 3 else 4))) if step % 2 == 0 else []
+            expect(told == expected, f"step {step}: told {told}, expected {expected}")
+            optimizer.step()
+            # Who is new in the middle of a step is told of at once.
+            expect(told == (expected if step != 3 else [(rates[1], 4)]), f"step {step}: told {told}")
+            scheduler.step()
+    expect_same_everywhere(model.parameters(), "rates")
+    with optimizer.join():
+        for step in range(2 + gw.rank()):
+            train(model, optimizer, 1, first=step)
+            scheduler.step()
+    expect_same_everywhere(model.parameters(), "rates of a rank that goes on")
+    train(model, optimizer, 2)
+    expect_same_everywhere(model.parameters(), "and on")
+
+
 class Attention(nn.Module):
     """Has a module whose forward nobody calls (out_proj) and a tied parameter."""
 
@@ -969,6 +1030,7 @@ def overlap():
     refused("before its last update was applied", lambda: model[1].weight.sum().backward())
     optimizer.synchronize()
     optimizer.zero_grad()
+    optimizer.synchronize()  # there is nothing to finish
 
     # Infinities: each tensor is left out, on every rank.
     weight = [p.detach().clone() for p in model.parameters()]
@@ -1119,7 +1181,7 @@ SCENARIOS = {function.__name__: function for function in (
     equals_doubled_batch, hooks_of_pytorch_2, two_hundred_steps, two_models, one_backward_for_two_optimizers,
     one_loss_reaches_both, clipping, several_passes, shared_and_unused, wrong_orders, closures,
     gradient_objects, dtypes, schedulers_and_states, refusals, uneven_batches, failing_in_join,
-    not_finite, mixed_precision, overlap, data_parallel, killed)}
+    not_finite, mixed_precision, residuals_follow_the_scale, learning_rates, overlap, data_parallel, killed)}
 
 
 def main():

@@ -118,6 +118,7 @@ class _DistributedOptimizer:
             self._enroll(index, self._members(index))
         except GradwireError:
             self.param_groups.pop()
+            del self._rates[index:]
             raise
         if self._overlap is not None:
             self._overlap.learn_anew()
@@ -260,6 +261,8 @@ class _DistributedOptimizer:
                           "synchronize() first")
         if self._overlap is None or not self._overlap.pending:
             self._exchange.reset()
+        if self._overlap is not None:
+            self._overlap.has_gradients = False
         super().zero_grad(*arguments, **named)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
