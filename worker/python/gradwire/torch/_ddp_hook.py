@@ -3,15 +3,15 @@
 # Annotations stay objects here: DistributedDataParallel compares the hook's with types of its own.
 import queue
 import threading
-import weakref
 from typing import Any, Dict, List, Optional
 
 import torch
 
-from .. import GradwireError
-from .._client import Client, require
-from . import _gradients, _ops
-from ._gradients import check_module, check_parameter, invalid, unique_names
+from .. import Code, GradwireError
+from .._client import Client, invalid, require
+from . import _ops
+from ._gradients import (_steps, check_module, check_parameter, owner_of, set_owner,
+                         unique_names)
 
 # How long the waiter waits at once for what nobody else waits for yet.
 _SLICE_S = 0.1
@@ -88,9 +88,10 @@ class _Waiter:
             try:
                 handle.wait(_SLICE_S)
                 return
-            except GradwireError:
-                if handle.poll():
-                    raise  # an error of the job, and not of the slice
+            except GradwireError as error:
+                if error.code != Code.TIMEOUT:
+                    raise
+                # Of the slice; or of the job, and then it is complete and wait says so.
 
 
 _waiter: Optional[_Waiter] = None
@@ -139,15 +140,15 @@ class DDPState:
             raise invalid("DDPState: the model has no parameter that requires a gradient")
         for name, parameter in named.items():
             check_parameter(name, parameter)
-            previous = getattr(parameter, _gradients._OWNER, lambda: None)()
+            previous = owner_of(parameter)
             if previous is not None:
                 previous.hand_on(name, self.owner)
-        self._number = _gradients._steps.enter()
+        self._number = _steps.enter()
         prefix = "Gradient." if self._number == 0 else f"Gradient@{self._number}."
         self._names = {parameter: prefix + name for name, parameter in named.items()}
         _ops.declare({name: parameter for parameter, name in self._names.items()})
         for parameter in self._names:
-            setattr(parameter, _gradients._OWNER, weakref.ref(self))
+            set_owner(parameter, self)
         self._waiter = _waiter_of(client)
         self._buckets: List[_Bucket] = []  # handed over since the last backward pass
         self._error: Optional[GradwireError] = None  # while they were
@@ -193,10 +194,8 @@ class DDPState:
         if require() is not self._waiter.client:
             raise invalid("the DDPState was made for a connection that is closed: register the hook "
                           "anew after gradwire.init()")
-        _gradients._steps.begin(self._number)
-        parameters = bucket.parameters()
         names = []
-        for parameter in parameters:
+        for parameter in bucket.parameters():
             name = self._names.get(parameter)
             if name is None:
                 raise invalid(f"a parameter of shape {list(parameter.shape)} is in a bucket on rank "
@@ -206,10 +205,11 @@ class DDPState:
         if bucket.buffer().layout is not torch.strided:
             raise invalid(f"the gradient of '{names[0]}' is sparse ({bucket.buffer().layout}), "
                           "expected a dense one: build the embedding with sparse=False")
+        _steps.begin(self._number)
         for name, gradient in zip(names, bucket.gradients()):
             handles.append(_ops.push_pull_async_inplace(gradient, name=name))
         if bucket.is_last():
-            _gradients._steps.complete(self._number)
+            _steps.complete(self._number)
 
     def _finish(self) -> None:
         """Waits for the backward pass's averages. Errors: the job's."""

@@ -78,12 +78,19 @@ class Slot:
 
 # Who averages a parameter's gradient, by the parameter's id. Not an attribute of the parameter, which
 # would be saved along with it.
-_owners: Dict[int, Tuple["weakref.ref[torch.Tensor]", "weakref.ref[GradientExchange]"]] = {}
+_owners: Dict[int, Tuple["weakref.ref[torch.Tensor]", "weakref.ref[Any]"]] = {}
 
 
-def _owner_of(parameter: torch.Tensor) -> Optional["GradientExchange"]:
-    known, exchange = _owners.get(id(parameter), (None, None))
-    return exchange() if known is not None and known() is parameter else None
+def owner_of(parameter: torch.Tensor) -> Any:
+    """Who averages its gradient: something with hand_on, or None."""
+    known, owner = _owners.get(id(parameter), (None, None))
+    return owner() if known is not None and known() is parameter else None
+
+
+def set_owner(parameter: torch.Tensor, owner: Any) -> None:
+    """Neither is kept alive."""
+    key = id(parameter)
+    _owners[key] = weakref.ref(parameter, lambda _: _owners.pop(key, None)), weakref.ref(owner)
 
 
 class GradientExchange:
@@ -121,7 +128,7 @@ class GradientExchange:
         if not named:
             return
         for name, parameter, _ in named:
-            previous = _owner_of(parameter)
+            previous = owner_of(parameter)
             if previous is not None and previous is not self:
                 previous.hand_on(name, self.owner)
         slots = [Slot(parameter, self.prefix + name, group, priority)
@@ -130,9 +137,7 @@ class GradientExchange:
                      priority={slot.name: slot.priority for slot in slots})
         for slot in slots:
             self._watch(slot)
-            key = id(slot.parameter)
-            _owners[key] = (weakref.ref(slot.parameter, lambda _, key=key: _owners.pop(key, None)),
-                            weakref.ref(self))
+            set_owner(slot.parameter, self)
         self.slots += slots
 
     def _on_the_wire(self, parameter: torch.Tensor) -> torch.Tensor:
