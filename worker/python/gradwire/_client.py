@@ -110,8 +110,12 @@ class Handle:
                 timeout_ms = -1 if timeout is None else max(0, int(timeout * 1000))
                 status = client.native.gradwire_wait(client.pointer(), self._c_handle, timeout_ms)
                 error = client.error_of(status)
-                if error is not None and not client.is_complete(self):
-                    raise error  # it can be waited for again
+                if error is not None:
+                    if not client.is_complete(self):
+                        raise error  # it can be waited for again
+                    # It may have completed after the time was over: what has come of it now counts.
+                    error = client.error_of(client.native.gradwire_wait(
+                        client.pointer(), self._c_handle, -1))
                 if error is None and self._memory is not None and self._memory.finish is not None:
                     self._memory.finish()
                 self.nonfinite, self.nonfinite_ranks = client.nonfinite_of(self)

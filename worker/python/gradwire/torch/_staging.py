@@ -194,9 +194,11 @@ def finish_push(handle: Handle, timeout: Optional[float]) -> bool:
     try:
         handle.wait(timeout)
     except GradwireError as error:
-        if error.code == Code.TIMEOUT and timeout is not None and not handle.poll():
+        if error.code != Code.TIMEOUT or timeout is None:
+            raise
+        if not handle.poll():
             return False
-        raise
+        handle.wait()  # it has completed since, or the job has ended: what has come of it counts
     return True
 
 
