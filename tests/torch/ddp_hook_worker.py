@@ -331,6 +331,13 @@ def wrong_calls():
     refused(Code.INVALID_ARGUMENT, "averaged by a DistributedDataParallel already", gw.DDPState,
             wrapped.module)
 
+    # An optimizer that was there first gives them up.
+    model = net()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                        named_parameters=model.named_parameters())
+    loss_of(hooked(model), 0).backward()
+    refused(Code.INVALID_ARGUMENT, "has lost its parameters", optimizer.step)
+
     # Frozen parameters, and those that PyTorch is told to leave alone, are no business of ours.
     partly = net()
     partly[0].weight.requires_grad_(False)
