@@ -209,6 +209,7 @@ std::vector<std::pair<std::string, std::function<gradwire_status(gradwire_client
   static std::uint32_t id = 0;
   static gradwire_handle handle{};
   static gradwire_stats stats{};
+  static double number = 0;
   static std::size_t bytes = 0;
   static const std::vector<std::uint64_t> shape = {1};
   static const gradwire_tensor tensor = Tensor("t", shape);
@@ -225,6 +226,7 @@ std::vector<std::pair<std::string, std::function<gradwire_status(gradwire_client
       {"save_state", [](auto* c) { return gradwire_save_state(c, nullptr, &bytes); }},
       {"load_state", [](auto* c) { return gradwire_load_state(c, nullptr, 0); }},
       {"get_stats", [](auto* c) { return gradwire_get_stats(c, &stats); }},
+      {"get_value", [](auto* c) { return gradwire_get_value(c, "goodput", &number); }},
   };
 }
 
@@ -352,6 +354,18 @@ TEST_CASE("two workers sum every dtype and average in place", "[capi]") {
     failures.Expect(stats.raw_push_bytes == raw && stats.raw_pull_bytes == raw, "raw bytes");
     failures.Expect(stats.sent_bytes > raw && stats.received_bytes > raw, "wire bytes");
     failures.Expect(stats.nonfinite_units == 0 && stats.reconnects == 0, "stats");
+    double value = -1;
+    failures.Ok(gradwire_get_value(client, "compression_costs_ms", &value), "value");
+    failures.Expect(value == 0, "a cost without compression");
+    failures.Ok(gradwire_get_value(client, "goodput", &value), "goodput");
+    failures.Expect(value > 0, "no goodput");
+    failures.Expect(gradwire_get_value(client, "godput", &value) == GRADWIRE_NOT_FOUND &&
+                        Has(gradwire_last_error(), "'godput'") &&
+                        Has(gradwire_last_error(), "compression_saves_ms, "),
+                    "a value that there is not");
+    failures.Expect(gradwire_get_value(client, nullptr, &value) == GRADWIRE_INVALID_ARGUMENT &&
+                        gradwire_get_value(client, "goodput", nullptr) == GRADWIRE_INVALID_ARGUMENT,
+                    "a value by NULL");
     failures.Ok(gradwire_close(client), "close");
     failures.Ok(gradwire_close(client), "close again");
     failures.Expect(gradwire_barrier(client) == GRADWIRE_INVALID_ARGUMENT &&

@@ -161,9 +161,9 @@ int main(int argc, char** argv) {
   for (const double ms : milliseconds) list += fmt::format("{}{:.3f}", list.empty() ? "" : ",", ms);
   std::cout << fmt::format(
                    "{{\"rank\":{},\"milliseconds\":[{}],\"cpu_ms_per_round\":{:.3f},"
-                   "\"sent_bytes\":{},\"received_bytes\":{},\"reconnects\":{}}}",
+                   "\"sent_bytes\":{},\"received_bytes\":{},\"reconnects\":{},\"goodput\":{:.0f}}}",
                    rank, list, cpu * 1e3 / std::max(rounds, 1), stats.traffic.sent_bytes,
-                   stats.traffic.received_bytes, stats.reconnects)
+                   stats.traffic.received_bytes, stats.reconnects, stats.goodput)
             << std::endl;
   const Status closed = client.Close();
   return closed.ok() ? kExitOk : Fail(closed, ExitCodeOf(closed, true));

@@ -6,6 +6,7 @@ Usage: package_test.py LIBRARY BIN_DIR
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,22 @@ class JobTest(unittest.TestCase):
                                       "compression.min_bytes=0B")
                 self.assertRegex(output, "void round: not finite.* 2 tensors from 'small' .* step=1 "
                                  """ranks=0 suppressed=0 here="tensor 'bad', element 7""")
+
+    def test_says_once_what_compression_saves_and_costs(self):
+        line = (r"compression saves (\d+\.\d+) ms and costs (\d+\.\d+) ms a step(; .*)? saves_ms=\d\S* "
+                r"costs_ms=\d\S* goodput_mbit_s=\d")
+        for compressor, steps, lines in (("onebit", 49, 0), ("onebit", 120, 1), ("none", 60, 0)):
+            with self.subTest(compressor=compressor, steps=steps):
+                output = self.run_job("worth", f"compression.uplink.compressor={compressor}",
+                                      f"compression.downlink.compressor={compressor}", STEPS=str(steps),
+                                      COMPRESSED="yes" if compressor == "onebit" else "no")
+                found = re.findall(line, output)
+                self.assertEqual(len(found), lines, output)
+                for saves, costs, advice in found:
+                    self.assertGreater(float(saves), 0)
+                    self.assertGreater(float(costs), 0)
+                    self.assertEqual("compression.uplink.compressor" in advice,
+                                     float(costs) > float(saves), output)
 
     def test_broadcasts_any_array_exactly(self):
         self.run_job("broadcasts", "compression.uplink.compressor=onebit",

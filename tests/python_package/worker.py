@@ -216,6 +216,19 @@ def not_finite():
     expect(handle.nonfinite and handle.nonfinite_ranks == (), "nobody's fault")
 
 
+def worth():
+    """One line says after 50 steps what compression is worth."""
+    gradient = numpy.ones(100000, numpy.float32)
+    for _ in range(int(os.environ["STEPS"])):
+        gradwire.push_pull(gradient, name="gradient")
+        gradwire.end_step()
+    counts = gradwire.stats()
+    expect(counts["goodput"] > 0, f"{counts}")
+    is_compressed = os.environ["COMPRESSED"] == "yes"
+    for name in ("compression_saves_ms", "compression_costs_ms"):
+        expect((counts[name] > 0) == is_compressed, f"{counts}")
+
+
 def broadcasts():
     rank = gradwire.rank()
     everything = [
@@ -362,7 +375,7 @@ def lost_peer():
 
 SCENARIOS = {function.__name__: function for function in (
     types_and_shapes, in_place_and_strides, fresh_arrays, asynchronous, deadline, compressed,
-    not_finite, broadcasts, wrong_calls, differing, state, forked, no_farewell, lost_peer)}
+    not_finite, worth, broadcasts, wrong_calls, differing, state, forked, no_farewell, lost_peer)}
 
 
 def main():

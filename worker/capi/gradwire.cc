@@ -417,6 +417,28 @@ gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats
   });
 }
 
+gradwire_status gradwire_get_value(const gradwire_client* client, const char* name, double* value) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (Status s = CheckNotNull(name, "the name of a value"); !s.ok()) return s;
+    if (Status s = CheckNotNull(value, "the place for the value"); !s.ok()) return s;
+    const gradwire::ClientStats now = c.stats();
+    const std::pair<std::string_view, double> values[] = {
+        {"compression_saves_ms", now.compression_saves_ms},
+        {"compression_costs_ms", now.compression_costs_ms},
+        {"goodput", now.goodput}};
+    std::string names;
+    for (const auto& [known, number] : values) {
+      if (known == name) {
+        *value = number;
+        return Status::Ok();
+      }
+      names += (names.empty() ? "" : ", ") + std::string(known);
+    }
+    return gradwire::NotFound(
+        fmt::format("there is no value '{}', expected one of {}", name, names));
+  });
+}
+
 int gradwire_exit_code(int status, int started) {
   // Every other number is a failure that has no code of its own.
   if (status < GRADWIRE_OK || status > GRADWIRE_INTERNAL) return gradwire::kExitFailed;

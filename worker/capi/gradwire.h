@@ -170,6 +170,12 @@ gradwire_status gradwire_load_state(gradwire_client* client, const void* buffer,
 
 gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats* stats);
 
+/* One number by name, for what has come since gradwire_stats was fixed. Since the first step that
+   compressed something, all 0 without one: "compression_saves_ms" and "compression_costs_ms", each
+   a step; since the connection was made: "goodput", payload bytes a second (0 until it is known).
+   Errors: NOT_FOUND with the names there are. */
+gradwire_status gradwire_get_value(const gradwire_client* client, const char* name, double* value);
+
 /* The exit code that fits an error that has ended the job (docs/operations.md): 2 configuration, 3
    not started in time, 4 stalled, 5 peer lost, else 1. started: 0 if gradwire_init gave it. */
 int gradwire_exit_code(int status, int started);

@@ -38,6 +38,11 @@ struct ClientStats {
   std::uint64_t nonfinite_units = 0;  // rounds that were void
   std::uint64_t resent_pushes = 0;
   std::uint64_t reconnects = 0;
+  /// What compression is worth, since the first step that had any (docs/operations.md says how it
+  /// is estimated); all 0 without it. goodput: bytes a second, 0 before the first receipt.
+  double compression_saves_ms = 0;  // a step; negative if payloads are larger than gradients
+  double compression_costs_ms = 0;  // a step
+  double goodput = 0;
 };
 
 /// A worker's connection to the servers: declares tensors and push-pulls them.

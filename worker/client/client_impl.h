@@ -29,6 +29,7 @@
 #include "compressors/codec_cache.h"
 #include "compressors/feedback/residual_store.h"
 #include "worker/client/client.h"
+#include "worker/client/goodput.h"
 #include "worker/client/unit_io.h"
 
 namespace gradwire {
@@ -95,6 +96,7 @@ class ClientImpl final : public Client, private LoopHandler {
     const std::lock_guard lock(mu_);
     ClientStats stats = stats_;
     stats.traffic = loop_->traffic();
+    AddCompression(stats);
     return stats;
   }
 
@@ -211,6 +213,8 @@ class ClientImpl final : public Client, private LoopHandler {
     std::uint32_t prepared_phase = UINT32_MAX;
     const Compressor* uplink = nullptr;    // null: the dtype's own bytes
     const Compressor* downlink = nullptr;  // null: the same
+    bool uplink_compresses = false;        // it is a codec, and not `none`
+    bool downlink_compresses = false;
     Residual* residual = nullptr;
 
     Payload payload;  // kept until the reply: it may have to be sent again, or taken back
@@ -219,6 +223,8 @@ class ClientImpl final : public Client, private LoopHandler {
     bool receipted = false;
     ReplyKind reply_kind = ReplyKind::kNone;
     Payload reply;
+    std::chrono::nanoseconds codec_time{};  // of this round, CPU
+    std::int64_t saved_bytes = 0;           // of this round, both ways
     Status outcome;
   };
 
@@ -272,6 +278,7 @@ class ClientImpl final : public Client, private LoopHandler {
   void OnMessage(PeerId from, const Header& header, Payload payload) override;
   void OnUp(PeerId peer) override;
   void OnDown(PeerId peer) override;
+  void OnIdle() override;
 
   void AddConnection(const std::string& address, std::uint32_t server, std::uint32_t lane);
   void OnWelcome(std::size_t index, const Payload& payload);
@@ -320,6 +327,7 @@ class ClientImpl final : public Client, private LoopHandler {
   /// were not since the last time.
   std::optional<std::uint64_t> NoteVoid(const UnitWork& work, std::span<const std::uint32_t> ranks);
   void StartNext(UnitWork& work);
+  void AddCompression(ClientStats& stats) const;
   void GiveToken(UnitWork& work);
   CodecContext ContextOf(const UnitWork& work, std::uint32_t sender) const {
     CodecContext context;
@@ -338,6 +346,13 @@ class ClientImpl final : public Client, private LoopHandler {
   void RunEncoder();
   void EncodeUnit(UnitWork& work);
   void DecodeUnit(UnitWork& work);
+  /// Where the loop's thread encodes and decodes: it may have kept receipts waiting.
+  void NoteComputed() {
+    if (executor_->concurrency() > 0) return;
+    const std::lock_guard lock(mu_);
+    goodput_.Computed();
+    computed_ = true;
+  }
   /// Refuses what is no void round's reply; fills the members with NaN.
   Status DecodeVoid(UnitWork& work);
   void FinishUnit(UnitWork& work);
@@ -392,12 +407,18 @@ class ClientImpl final : public Client, private LoopHandler {
   int encoders_ = 0;
   bool send_posted_ = false;
   LogLimiter nonfinite_log_;
+  GoodputMeter goodput_;
+  std::optional<std::uint64_t> first_compressed_step_;
+  bool compression_was_told_ = false;
+  std::chrono::nanoseconds codec_time_{};
+  std::int64_t saved_bytes_ = 0;
 
   // The loop's thread only (once it has ended, StopLoop's).
   std::optional<Loss> loss_;
   std::thread probe_;
   std::atomic<bool> probe_done_{true};
   bool plan_was_told_ = false;
+  bool computed_ = false;  // since the queue of messages was last empty
 };
 
 }  // namespace gradwire

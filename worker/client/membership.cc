@@ -231,6 +231,12 @@ void ClientImpl::OnUp(PeerId peer) {
   }
 }
 
+void ClientImpl::OnIdle() {
+  if (!std::exchange(computed_, false)) return;
+  const std::lock_guard lock(mu_);
+  goodput_.CaughtUp(Clock::now());
+}
+
 void ClientImpl::OnDown(PeerId peer) {
   const std::lock_guard lock(mu_);
   for (const auto& connection : connections_) {
@@ -242,6 +248,7 @@ void ClientImpl::OnDown(PeerId peer) {
     while (!connection->unreceipted.empty()) {
       const Unreceipted sent = connection->unreceipted.Pop();
       link->window.Give(sent.bytes);
+      goodput_.Lost();
       UnitWork& work = *units_[sent.key];
       if (work.state != UnitState::kSent || work.round != sent.round || work.receipted) continue;
       work.state = UnitState::kSendable;

@@ -270,10 +270,18 @@ def load_state_dict(state: Mapping[str, Any]) -> None:
     client.check(client.native.gradwire_load_state(client.pointer(), residuals, len(residuals)))
 
 
-def stats() -> Dict[str, int]:
+def stats() -> Dict[str, Union[int, float]]:
     """Counts since init: sent_bytes and received_bytes on the wire, raw_push_bytes and raw_pull_bytes
-    at the tensors' own dtypes, nonfinite_units, resent_pushes, reconnects."""
+    at the tensors' own dtypes, nonfinite_units, resent_pushes, reconnects. And what compression is
+    worth: compression_saves_ms and compression_costs_ms, each a step, and goodput, bytes a second."""
     client = require()
     values = _library.Stats()
     client.check(client.native.gradwire_get_stats(client.pointer(), ctypes.byref(values)))
-    return {name: getattr(values, name) for name, _ in _library.Stats._fields_}
+    known: Dict[str, Union[int, float]] = {
+        name: getattr(values, name) for name, _ in _library.Stats._fields_}
+    for name in ("compression_saves_ms", "compression_costs_ms", "goodput"):
+        value = ctypes.c_double()
+        client.check(client.native.gradwire_get_value(client.pointer(), name.encode(),
+                                                      ctypes.byref(value)))
+        known[name] = value.value
+    return known
