@@ -45,8 +45,8 @@ def advice(optimizer: torch.optim.Optimizer, plan: Mapping[str, Any], names: Col
     if any(_ADAPTIVE.search(base.__name__) for base in type(optimizer).__mro__):
         return (f"{kind} with {where}: what a biased compressor leaves out comes in later steps (error "
                 "feedback), which is shown to converge for SGD; an optimizer that divides by a mean of "
-                "squared gradients sees squares of distorted ones. Adam was measured to lose more than "
-                "a point of accuracy so, and none with configs/adam.yaml (docs/results/torch.md)")
+                "squared gradients sees squares of distorted ones. Adam was measured to lose about "
+                "a point of accuracy so, and nothing with configs/adam.yaml (docs/results/torch.md)")
     momentum = max((group.get("momentum", 0) for group in optimizer.param_groups), default=0)
     onebit = [name for name in biased if name.startswith("onebit")]
     if onebit and momentum >= _LONG_MOMENTUM:
