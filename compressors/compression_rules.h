@@ -9,7 +9,7 @@
 
 namespace gradwire {
 
-enum class FeedbackMode { kAuto, kOff, kEf };
+enum class FeedbackMode { kAuto, kOff, kEf, kEfLr };
 
 /// How one direction is compressed.
 struct LinkCompression {

@@ -40,6 +40,14 @@ class SpanSource final : public BlockSource {
   std::span<const float> values_;
 };
 
+/// What the scale of gradients depends on; 0: not given.
+struct GradientScale {
+  double learning_rate = 0;  // of the step, where what was not sent follows it (`ef_lr`)
+  double loss_scale = 0;     // what the loss, and so every gradient, was multiplied with
+
+  friend bool operator==(const GradientScale&, const GradientScale&) = default;
+};
+
 /// What was not sent of one unit: e in q = g + alpha * e. Codecs may store it lazily: then `values`
 /// holds q, and `pending` what is to be taken off when it is next read (onebit: one scale a block).
 /// Compressor::Flush makes it explicit. Sizes: values[n]; pending as the codec wants, empty at
@@ -47,6 +55,8 @@ class SpanSource final : public BlockSource {
 struct Residual {
   std::span<float> values;
   std::vector<float> pending;
+  /// Of the gradients that it was last kept with: what `values` are to be read in.
+  GradientScale scale = {};
 
   bool is_explicit() const { return pending.empty(); }
 };

@@ -226,6 +226,7 @@ Result<ReduceOutput> Reduce(const ReduceInput& input, BufferPool& pool) {
   if (input.residual != nullptr && input.sums_unseen_values && !IsFinite(source, n)) {
     return VoidRound(input, pool);  // before the encode pass touches the residual
   }
+  if (input.residual != nullptr) BringToScale(*input.downlink, input.scale, *input.residual);
   const PooledBuffer reply = pool.Acquire(input.downlink->MaxEncodedSize(n));
   const auto encoded = input.downlink->Encode(
       source, n, input.ContextOf(input.contributions.size()), input.residual, reply.bytes());

@@ -27,6 +27,7 @@ struct ReduceInput {
   const Compressor* uplink = nullptr;           // null: sums in the dtype itself (see below)
   const Compressor* downlink = nullptr;
   Residual* residual = nullptr;  // null: no feedback on the downlink
+  GradientScale scale;           // of what was pushed, as far as the residual follows it
   /// Nobody has looked at what was pushed (`none`): the sum is looked at before the residual is
   /// used.
   bool sums_unseen_values = false;
@@ -48,7 +49,8 @@ struct ReduceOutput {
 };
 
 /// Closes a round: adds the contributions in rank order from +0.0, divides once for an average,
-/// adds the residual, and encodes once. One pass, block by block in the first-level cache, where
+/// adds the residual (brought to the scale of
+/// the round before), and encodes once. One pass, block by block in the first-level cache, where
 /// the uplink codec gives access to blocks; through a whole-unit accumulator otherwise. Same bits.
 /// A broadcast returns a copy of the root's payload.
 /// Errors: InvalidArgument naming the overflow of an integer sum, or a broadcast with no root or

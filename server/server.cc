@@ -240,7 +240,7 @@ class ServerImpl final : public Server, public LaneOwner {
         if (!bytes.ok()) continue;
         uplink = std::max(uplink, bytes->uplink);
         downlink = std::max(downlink, bytes->downlink);
-        feedback = feedback || phase.downlink_feedback;
+        feedback = feedback || phase.downlink_feedback != Feedback::kNone;
       }
       contributions += uplink * (unit.op == ReduceOp::kBroadcast ? 1 : config_.job.workers);
       replies += 2 * downlink;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "common/base/random.h"
@@ -17,6 +18,8 @@ struct Shard::Key {
   std::uint64_t round = 0;  // the open one
   std::uint64_t step = 0;   // what the first push of the round said; others must agree
   std::uint32_t phase = 0;
+  GradientScale scale;           // the same
+  std::uint32_t first_rank = 0;  // whose push it was
   std::uint32_t present = 0;
   Clock::time_point opened;                 // when the first push of the round came
   std::vector<Contribution> contributions;  // [rank]
@@ -109,6 +112,14 @@ Status Shard::Check(const Key& key, std::uint32_t rank, const Header& header,
         fmt::format("{}: rank {} pushes it in step {}, other ranks in step {} (round {})",
                     Describe(key), rank, header.step, key.step, key.round));
   }
+  for (const auto& [what, got, others] :
+       {std::tuple{"pushes it with learning rate", header.learning_rate, key.scale.learning_rate},
+        std::tuple{"pushes it with loss scale", header.loss_scale, key.scale.loss_scale}}) {
+    if (key.present == 0 || got == others) continue;
+    return InvalidArgument(fmt::format("{}: rank {} {} {}, rank {} with {} (step {}, round {})",
+                                       Describe(key), rank, what, got, key.first_rank, others,
+                                       key.step, key.round));
+  }
   if (header.nonfinite) {
     if (!IsFloat(key.unit->dtype) || key.unit->op == ReduceOp::kBroadcast) {
       return CorruptData(
@@ -162,6 +173,8 @@ void Shard::OnPush(std::uint32_t rank, const Header& header, Payload payload,
   if (key->present == 0) {
     key->step = header.step;
     key->phase = header.phase;
+    key->scale = {header.learning_rate, header.loss_scale};
+    key->first_rank = rank;
     key->opened = now;
   }
   key->contributions[rank] = {
@@ -186,7 +199,7 @@ Status Shard::Prepare(Key& key) {
     key.uplink = *uplink;
     key.downlink = *downlink;
     key.residual = nullptr;
-    if (phase.downlink_feedback) {
+    if (phase.downlink_feedback != Feedback::kNone) {
       const auto residual = residuals_.Get(unit.key, RangesOf(*plan_, unit), *key.downlink);
       if (!residual.ok()) return residual.status();
       GRADWIRE_RETURN_IF_ERROR(residuals_.ChangeCodec(unit.key, *key.downlink));
@@ -208,6 +221,10 @@ void Shard::Close(Key& key) {
   key.input.uplink = key.uplink;
   key.input.downlink = key.downlink;
   key.input.residual = key.residual;
+  key.input.scale = key.scale;
+  if (key.unit->phases[key.phase].downlink_feedback != Feedback::kEfLr) {
+    key.input.scale.learning_rate = 0;
+  }
   key.input.stream_base = HashCombine(HashCombine(options_.seed, key.unit->key), key.round);
   key.input.sums_unseen_values = key.unit->phases[key.phase].uplink == "none";
   key.input_plan = plan_;

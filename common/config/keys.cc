@@ -261,9 +261,11 @@ struct FeedbackName {
   const char* name;
   FeedbackMode mode;
 };
-constexpr FeedbackName kFeedbackNames[] = {
-    {"auto", FeedbackMode::kAuto}, {"off", FeedbackMode::kOff}, {"ef", FeedbackMode::kEf}};
-constexpr const char* kFeedbackExpected = "auto, off or ef";
+constexpr FeedbackName kFeedbackNames[] = {{"auto", FeedbackMode::kAuto},
+                                           {"off", FeedbackMode::kOff},
+                                           {"ef", FeedbackMode::kEf},
+                                           {"ef_lr", FeedbackMode::kEfLr}};
+constexpr const char* kFeedbackExpected = "auto, off, ef or ef_lr";
 
 bool ParseFeedback(const std::string& text, FeedbackMode& mode) {
   for (const FeedbackName& entry : kFeedbackNames) {

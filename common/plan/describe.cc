@@ -19,7 +19,8 @@ std::string FormatLink(const Unit& unit, bool is_uplink) {
     const Phase& phase = unit.phases[i];
     if (i > 0) text += fmt::format(" until step {}, then ", phase.first_step);
     text += is_uplink ? phase.uplink : phase.downlink;
-    if (is_uplink ? phase.uplink_feedback : phase.downlink_feedback) text += "+ef";
+    const Feedback feedback = is_uplink ? phase.uplink_feedback : phase.downlink_feedback;
+    if (feedback != Feedback::kNone) text += fmt::format("+{}", FeedbackName(feedback));
   }
   return text;
 }

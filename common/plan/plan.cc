@@ -68,7 +68,7 @@ struct Compression {
 
 struct ResolvedLink {
   std::string written;
-  bool feedback = false;
+  Feedback feedback = Feedback::kNone;
   bool strong = false;  // the payload is less than half of fp32
 };
 
@@ -80,16 +80,19 @@ Result<ResolvedLink> ResolveLink(const LinkCompression& link, Codecs& codecs) {
   const CompressorTraits traits = (*codec)->traits();
   switch (link.feedback) {
     case FeedbackMode::kAuto:
-      resolved.feedback = traits.feedback_by_default;
+      resolved.feedback = traits.feedback_by_default ? Feedback::kEf : Feedback::kNone;
       break;
     case FeedbackMode::kOff:
-      resolved.feedback = false;
+      resolved.feedback = Feedback::kNone;
       break;
     case FeedbackMode::kEf:
-      resolved.feedback = true;
+      resolved.feedback = Feedback::kEf;
+      break;
+    case FeedbackMode::kEfLr:
+      resolved.feedback = Feedback::kEfLr;
       break;
   }
-  if (traits.compressor_class == CompressorClass::kExact) resolved.feedback = false;
+  if (traits.compressor_class == CompressorClass::kExact) resolved.feedback = Feedback::kNone;
   // Asked at one size for all tensors: the size of a unit depends on the compressor alone.
   const std::size_t n = kAutoStrongUnitBytes / sizeof(float);
   resolved.strong = (*codec)->MaxEncodedSize(n) < n * sizeof(float) / 2;
@@ -335,7 +338,7 @@ Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> bat
 
   Codecs codecs(registry);
   // Small tensors of one kind collect in a unit that stays open until the next one doesn't fit.
-  using Kind = std::tuple<DType, ReduceOp, std::string, std::string, bool, bool>;
+  using Kind = std::tuple<DType, ReduceOp, std::string, std::string, Feedback, Feedback>;
   std::map<Kind, std::size_t> open;
   std::vector<Compression> compressions;  // of the new units, in order
   const std::size_t first_new = next.units.size();
@@ -445,8 +448,8 @@ Result<Plan> ReplayPlan(const Plan& plan, std::span<const TensorDeclaration> bat
                                            saved.tensors[unit.members.front().tensor].name,
                                            bytes.status().message()));
       }
-      const bool is_plain = phase.uplink == kNone && phase.downlink == kNone &&
-                            !phase.uplink_feedback && !phase.downlink_feedback;
+      const bool is_plain =
+          phase.uplink == kNone && phase.downlink == kNone && !phase.has_feedback();
       if (!is_plain && (!IsFloat(unit.dtype) || unit.op == ReduceOp::kBroadcast)) {
         return InvalidArgument(fmt::format(
             "the saved plan compresses tensor '{}', but a tensor of {} to {} goes as none",

@@ -197,8 +197,8 @@ void ToMessage(const Unit& unit, v1::Unit& message) {
     to.set_first_step(phase.first_step);
     to.set_uplink(phase.uplink);
     to.set_downlink(phase.downlink);
-    to.set_uplink_feedback(phase.uplink_feedback);
-    to.set_downlink_feedback(phase.downlink_feedback);
+    to.set_uplink_feedback(static_cast<std::uint32_t>(phase.uplink_feedback));
+    to.set_downlink_feedback(static_cast<std::uint32_t>(phase.downlink_feedback));
   }
 }
 
@@ -269,8 +269,15 @@ Status PhasesFromMessage(std::string_view where, const v1::Unit& message, Unit& 
                                        from.uplink().size(), 1, kMaxNameBytes));
     GRADWIRE_RETURN_IF_ERROR(CheckText(fmt::format("{}.phases[{}].downlink", where, index),
                                        from.downlink().size(), 1, kMaxNameBytes));
-    unit.phases.push_back({first_step, from.uplink(), from.downlink(), from.uplink_feedback(),
-                           from.downlink_feedback()});
+    constexpr auto kLast = static_cast<std::uint32_t>(Feedback::kEfLr);
+    GRADWIRE_RETURN_IF_ERROR(CheckRange(fmt::format("{}.phases[{}].uplink_feedback", where, index),
+                                        from.uplink_feedback(), 0, kLast));
+    GRADWIRE_RETURN_IF_ERROR(
+        CheckRange(fmt::format("{}.phases[{}].downlink_feedback", where, index),
+                   from.downlink_feedback(), 0, kLast));
+    unit.phases.push_back({first_step, from.uplink(), from.downlink(),
+                           static_cast<Feedback>(from.uplink_feedback()),
+                           static_cast<Feedback>(from.downlink_feedback())});
   }
   return Status::Ok();
 }

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <utility>
+
 #include "common/wire/limits.h"
 #include "gradwire/v1/wire.pb.h"
 
@@ -82,10 +85,12 @@ HeaderBytes SerializeHeader(const Header& header) {
   message.set_reply(static_cast<std::uint32_t>(header.reply));
   message.set_nonfinite(header.nonfinite);
   message.set_error(static_cast<std::uint32_t>(header.error));
+  message.set_learning_rate(header.learning_rate);
+  message.set_loss_scale(header.loss_scale);
 
   HeaderBytes bytes;
-  // At most 102 bytes even with every field at its type's limit: five numbers of 64 bits (11 with
-  // their tags), six of 32 bits (6), one fixed (9) and a bool (2).
+  // At most 120 bytes even with every field at its type's limit: five numbers of 64 bits (11 with
+  // their tags), six of 32 bits (6), one fixed and two doubles (9) and a bool (2).
   bytes.size_ = message.ByteSizeLong();
   message.SerializeWithCachedSizesToArray(
       reinterpret_cast<std::uint8_t*>(bytes.bytes_.data()));  // NOLINT: protobuf's byte type
@@ -138,6 +143,8 @@ Result<Header> ParseHeader(ByteView bytes) {
   header.reply = static_cast<ReplyKind>(message.reply());
   header.nonfinite = message.nonfinite();
   header.error = static_cast<StatusCode>(message.error());
+  header.learning_rate = message.learning_rate();
+  header.loss_scale = message.loss_scale();
 
   // A field that contradicts its kind would be read by nobody, or by the wrong code.
   if ((header.kind == MessageKind::kReply) != (header.reply != ReplyKind::kNone)) {
@@ -153,6 +160,17 @@ Result<Header> ParseHeader(ByteView bytes) {
   if (header.nonfinite && header.kind != MessageKind::kPush) {
     return CorruptData(fmt::format("header.nonfinite is true in a {}, expected only in a Push",
                                    MessageKindName(header.kind)));
+  }
+  for (const auto& [name, value] : {std::pair{"learning_rate", header.learning_rate},
+                                    std::pair{"loss_scale", header.loss_scale}}) {
+    if (!std::isfinite(value) || value < 0) {
+      return CorruptData(
+          fmt::format("header.{} is {}, expected a finite number from 0", name, value));
+    }
+    if (value != 0 && header.kind != MessageKind::kPush) {
+      return CorruptData(fmt::format("header.{} is {} in a {}, expected only in a Push", name,
+                                     value, MessageKindName(header.kind)));
+    }
   }
   return header;
 }

@@ -58,6 +58,10 @@ struct Header {
   ReplyKind reply = ReplyKind::kNone;
   /// Push: the contribution is not finite and there is no payload.
   bool nonfinite = false;
+  /// Push: what the contribution's scale depends on, the same on every rank; 0: not given. The rate
+  /// is there if a residual of the unit follows it, the loss scale if the unit has a residual.
+  double learning_rate = 0;
+  double loss_scale = 0;
   StatusCode error = StatusCode::kOk;
 
   friend bool operator==(const Header&, const Header&) = default;

@@ -14,4 +14,16 @@ std::string_view ReduceOpName(ReduceOp op) {
   return "invalid";
 }
 
+std::string_view FeedbackName(Feedback feedback) {
+  switch (feedback) {
+    case Feedback::kNone:
+      return "none";
+    case Feedback::kEf:
+      return "ef";
+    case Feedback::kEfLr:
+      return "ef_lr";
+  }
+  return "invalid";
+}
+
 }  // namespace gradwire

@@ -39,15 +39,32 @@ struct UnitMember {
   friend bool operator==(const UnitMember&, const UnitMember&) = default;
 };
 
+/// What becomes of what a direction has not sent. The numbers are on the wire.
+enum class Feedback : std::uint8_t {
+  kNone = 0,
+  kEf = 1,    // it is added the next time
+  kEfLr = 2,  // the same, times the learning rate of then over that of the next time
+};
+
+/// "none", "ef", "ef_lr"; else "invalid".
+std::string_view FeedbackName(Feedback feedback);
+
 /// How a unit is compressed from a step on. Compressors are in their written form,
 /// "topk(ratio=0.01)".
 struct Phase {
   std::uint64_t first_step = 0;
   std::string uplink = "none";
   std::string downlink = "none";
-  bool uplink_feedback = false;
-  bool downlink_feedback = false;
+  Feedback uplink_feedback = Feedback::kNone;
+  Feedback downlink_feedback = Feedback::kNone;
 
+  bool has_feedback() const {
+    return uplink_feedback != Feedback::kNone || downlink_feedback != Feedback::kNone;
+  }
+  /// True if a residual follows the learning rate.
+  bool needs_rate() const {
+    return uplink_feedback == Feedback::kEfLr || downlink_feedback == Feedback::kEfLr;
+  }
   friend bool operator==(const Phase&, const Phase&) = default;
 };
 

@@ -5,19 +5,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string_view>
 #include <utility>
 
 #include "common/base/random.h"
+#include "compressors/codecs/float_mode.h"
 
 namespace gradwire {
 namespace {
 
-/// Values of one tensor by offset; pieces never overlap.
-using Pieces = std::map<std::uint64_t, std::vector<float>>;
-
 constexpr std::string_view kMagic = "GWRESIDU";
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 /// Eight bytes at a time, since residuals are as large as the model.
 std::uint64_t Checksum(ByteView bytes) {
@@ -41,34 +40,26 @@ struct Overlap {
   std::uint64_t end;
 };
 
-/// Copies what the pieces know of [offset, offset + values.size()) into values.
-void CopyOut(const Pieces& pieces, std::uint64_t offset, std::span<float> values) {
-  for (const auto& [piece_offset, piece] : pieces) {
-    const Overlap common(piece_offset, piece.size(), offset, values.size());
-    if (common.begin >= common.end) continue;
-    std::copy_n(piece.begin() + static_cast<std::ptrdiff_t>(common.begin - piece_offset),
-                common.end - common.begin,
-                values.begin() + static_cast<std::ptrdiff_t>(common.begin - offset));
-  }
+/// Copies what a piece at `piece_offset` has of [offset, offset + values.size()) into values;
+/// returns what it wrote to.
+std::span<float> CopyOut(std::span<const float> piece, std::uint64_t piece_offset,
+                         std::uint64_t offset, std::span<float> values) {
+  const Overlap common(piece_offset, piece.size(), offset, values.size());
+  if (common.begin >= common.end) return {};
+  const auto count = static_cast<std::size_t>(common.end - common.begin);
+  const auto target = values.subspan(static_cast<std::size_t>(common.begin - offset), count);
+  const auto source = piece.subspan(static_cast<std::size_t>(common.begin - piece_offset), count);
+  std::copy(source.begin(), source.end(), target.begin());
+  return target;
 }
 
-/// Removes [offset, offset + count) from the pieces.
-void Cut(Pieces& pieces, std::uint64_t offset, std::uint64_t count) {
-  Pieces rest;
-  for (auto& [piece_offset, piece] : pieces) {
-    const Overlap common(piece_offset, piece.size(), offset, count);
-    if (common.begin >= common.end) {
-      rest.emplace(piece_offset, std::move(piece));
-      continue;
-    }
-    const auto before = static_cast<std::ptrdiff_t>(common.begin - piece_offset);
-    const auto after = static_cast<std::ptrdiff_t>(common.end - piece_offset);
-    if (before > 0) rest.emplace(piece_offset, std::vector(piece.begin(), piece.begin() + before));
-    if (common.end < piece_offset + piece.size()) {
-      rest.emplace(common.end, std::vector(piece.begin() + after, piece.end()));
-    }
+/// values <- alpha * values. The weight is finite and not negative.
+void Multiply(double alpha, std::span<float> values) {
+  const ScopedFloatMode ieee;
+  constexpr double kMost = std::numeric_limits<float>::max();
+  for (float& value : values) {
+    value = static_cast<float>(std::clamp(alpha * static_cast<double>(value), -kMost, kMost));
   }
-  pieces = std::move(rest);
 }
 
 /// Reads fixed-size parts off the front of some bytes.
@@ -107,11 +98,13 @@ void AppendBytes(std::vector<std::byte>& bytes, ByteView more) {
 }
 
 void AppendRange(std::vector<std::byte>& bytes, std::string_view tensor, std::uint64_t offset,
-                 std::span<const float> values) {
+                 const GradientScale& scale, std::span<const float> values) {
   Append(bytes, static_cast<std::uint32_t>(tensor.size()));
   AppendBytes(bytes, AsBytes(tensor));
   Append(bytes, offset);
   Append(bytes, static_cast<std::uint64_t>(values.size()));
+  Append(bytes, scale.learning_rate);
+  Append(bytes, scale.loss_scale);
   AppendBytes(bytes, AsBytes(values));
 }
 
@@ -138,6 +131,51 @@ struct ResidualStore::Entry {
     }
   }
 };
+
+/// Removes [offset, offset + count) from the pieces.
+void ResidualStore::Cut(Pieces& pieces, std::uint64_t offset, std::uint64_t count) {
+  Pieces rest;
+  for (auto& [piece_offset, piece] : pieces) {
+    const std::vector<float>& values = piece.values;
+    const Overlap common(piece_offset, values.size(), offset, count);
+    if (common.begin >= common.end) {
+      rest.emplace(piece_offset, std::move(piece));
+      continue;
+    }
+    const auto before = static_cast<std::ptrdiff_t>(common.begin - piece_offset);
+    const auto after = static_cast<std::ptrdiff_t>(common.end - piece_offset);
+    if (before > 0) {
+      rest.emplace(piece_offset,
+                   Piece{std::vector(values.begin(), values.begin() + before), piece.scale});
+    }
+    if (common.end < piece_offset + values.size()) {
+      rest.emplace(common.end,
+                   Piece{std::vector(values.begin() + after, values.end()), piece.scale});
+    }
+  }
+  pieces = std::move(rest);
+}
+
+/// Moves what there is of an entry's ranges into it. The entry's residual is explicit.
+void ResidualStore::TakeOver(Entry& entry, std::map<std::string, Pieces>& from) {
+  GradientScale& scale = entry.residual.scale;
+  bool is_first = true;
+  entry.ForEachRange([&](const TensorRange& range, std::span<float> values) {
+    const auto found = from.find(range.tensor);
+    if (found == from.end()) return;
+    for (const auto& [offset, piece] : found->second) {
+      const Overlap common(offset, piece.values.size(), range.offset, range.count);
+      if (common.begin >= common.end) continue;
+      if (std::exchange(is_first, false)) {
+        BringToScale(*entry.codec, piece.scale, entry.residual);
+      }
+      const std::span<float> taken = CopyOut(piece.values, offset, range.offset, values);
+      if (piece.scale != scale) Multiply(ResidualWeight(piece.scale, scale), taken);
+    }
+    Cut(found->second, range.offset, range.count);
+    if (found->second.empty()) from.erase(found);
+  });
+}
 
 ResidualStore::ResidualStore() = default;
 ResidualStore::~ResidualStore() = default;
@@ -168,13 +206,7 @@ Result<Residual*> ResidualStore::Get(std::uint64_t key, const std::vector<Tensor
   for (const TensorRange& range : ranges) n += range.count;
   entry->values.assign(static_cast<std::size_t>(n), 0.0F);
   entry->residual.values = entry->values;
-  entry->ForEachRange([&](const TensorRange& range, std::span<float> values) {
-    const auto restored = restored_.find(range.tensor);
-    if (restored == restored_.end()) return;
-    CopyOut(restored->second, range.offset, values);
-    Cut(restored->second, range.offset, range.count);
-    if (restored->second.empty()) restored_.erase(restored);
-  });
+  TakeOver(*entry, restored_);
   Residual* const residual = &entry->residual;
   entries_.emplace(key, std::move(entry));
   return residual;
@@ -201,11 +233,13 @@ Result<std::vector<std::byte>> ResidualStore::Save() {
   for (const auto& [key, entry] : entries_) {
     entry->codec->Flush(entry->residual);
     entry->ForEachRange([&](const TensorRange& range, std::span<const float> values) {
-      AppendRange(bytes, range.tensor, range.offset, values);
+      AppendRange(bytes, range.tensor, range.offset, entry->residual.scale, values);
     });
   }
   for (const auto& [tensor, pieces] : restored_) {
-    for (const auto& [offset, values] : pieces) AppendRange(bytes, tensor, offset, values);
+    for (const auto& [offset, piece] : pieces) {
+      AppendRange(bytes, tensor, offset, piece.scale, piece.values);
+    }
   }
   Append(bytes, Checksum(bytes));
   return bytes;
@@ -236,11 +270,20 @@ Status ResidualStore::Restore(ByteView saved) {
     ByteView name;
     std::uint64_t offset = 0;
     std::uint64_t count = 0;
+    GradientScale scale;
     ByteView floats;
     if (!reader.Take(name_bytes) || !reader.Take(name_bytes, name) || !reader.Take(offset) ||
-        !reader.Take(count) || count > reader.left() / sizeof(float) || offset + count < offset ||
-        !reader.Take(count * sizeof(float), floats)) {
+        !reader.Take(count) || !reader.Take(scale.learning_rate) ||
+        !reader.Take(scale.loss_scale) || count > reader.left() / sizeof(float) ||
+        offset + count < offset || !reader.Take(count * sizeof(float), floats)) {
       return Damaged(fmt::format("range {} of {} is cut off", i, num_ranges));
+    }
+    for (const double number : {scale.learning_rate, scale.loss_scale}) {
+      if (std::isfinite(number) && number >= 0) continue;
+      return Damaged(fmt::format(
+          "range {} of '{}' has the learning rate {} and the loss scale {}, expected finite "
+          "numbers from 0",
+          i, AsText(name), scale.learning_rate, scale.loss_scale));
     }
     std::vector<float> values(static_cast<std::size_t>(count));
     if (count != 0) std::memcpy(values.data(), floats.data(), floats.size());
@@ -251,7 +294,7 @@ Status ResidualStore::Restore(ByteView saved) {
     if (count == 0) continue;
     Pieces& pieces = read[std::string(AsText(name))];
     Cut(pieces, offset, count);
-    pieces.emplace(offset, std::move(values));
+    pieces.emplace(offset, Piece{std::move(values), scale});
   }
   if (reader.left() != 0) {
     return Damaged(fmt::format("{} bytes follow the last range", reader.left()));
@@ -260,20 +303,14 @@ Status ResidualStore::Restore(ByteView saved) {
   const std::lock_guard lock(mu_);
   for (const auto& [key, entry] : entries_) {
     entry->codec->Flush(entry->residual);
-    entry->ForEachRange([&](const TensorRange& range, std::span<float> values) {
-      const auto found = read.find(range.tensor);
-      if (found == read.end()) return;
-      CopyOut(found->second, range.offset, values);
-      Cut(found->second, range.offset, range.count);
-    });
+    TakeOver(*entry, read);
   }
   for (auto& [tensor, pieces] : read) {
     Pieces& kept = restored_[tensor];
-    for (auto& [offset, values] : pieces) {
-      Cut(kept, offset, values.size());
-      kept.emplace(offset, std::move(values));
+    for (auto& [offset, piece] : pieces) {
+      Cut(kept, offset, piece.values.size());
+      kept.emplace(offset, std::move(piece));
     }
-    if (kept.empty()) restored_.erase(tensor);
   }
   return Status::Ok();
 }
@@ -282,7 +319,7 @@ std::vector<float> ResidualStore::Read(const std::string& tensor, std::uint64_t 
   const std::lock_guard lock(mu_);
   std::vector<float> all(static_cast<std::size_t>(count), 0.0F);
   if (const auto restored = restored_.find(tensor); restored != restored_.end()) {
-    CopyOut(restored->second, 0, all);
+    for (const auto& [offset, piece] : restored->second) CopyOut(piece.values, offset, 0, all);
   }
   for (const auto& [key, entry] : entries_) {
     const bool holds =
@@ -291,12 +328,7 @@ std::vector<float> ResidualStore::Read(const std::string& tensor, std::uint64_t 
     if (!holds) continue;
     entry->codec->Flush(entry->residual);
     entry->ForEachRange([&](const TensorRange& range, std::span<const float> values) {
-      if (range.tensor != tensor) return;
-      const Overlap common(range.offset, range.count, 0, count);
-      if (common.begin >= common.end) return;
-      std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(common.begin - range.offset),
-                  common.end - common.begin,
-                  all.begin() + static_cast<std::ptrdiff_t>(common.begin));
+      if (range.tensor == tensor) CopyOut(values, range.offset, 0, all);
     });
   }
   return all;
@@ -309,9 +341,28 @@ std::size_t ResidualStore::size_bytes() const {
     floats += entry->values.size() + entry->residual.pending.capacity();
   }
   for (const auto& [tensor, pieces] : restored_) {
-    for (const auto& [offset, values] : pieces) floats += values.size();
+    for (const auto& [offset, piece] : pieces) floats += piece.values.size();
   }
   return floats * sizeof(float);
+}
+
+double ResidualWeight(const GradientScale& then, const GradientScale& now) {
+  double alpha = 1;
+  if (then.learning_rate > 0 && now.learning_rate > 0) {
+    alpha *= then.learning_rate / now.learning_rate;
+  }
+  if (then.loss_scale > 0 && now.loss_scale > 0) alpha *= now.loss_scale / then.loss_scale;
+  // Absurd numbers must not make a NaN of a residual that is 0.
+  return std::isnan(alpha) ? 1 : std::min(alpha, std::numeric_limits<double>::max());
+}
+
+void BringToScale(const Compressor& codec, const GradientScale& now, Residual& residual) {
+  if (now == residual.scale) return;
+  const double alpha = ResidualWeight(residual.scale, now);
+  residual.scale = now;
+  if (alpha == 1) return;
+  codec.Flush(residual);
+  Multiply(alpha, residual.values);
 }
 
 void RestoreAfterVoidRound(BlockSource& input, Residual& residual) {

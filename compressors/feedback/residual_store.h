@@ -41,14 +41,18 @@ class ResidualStore {
   Status ChangeCodec(std::uint64_t key, const Compressor& codec);
 
   /// Makes every residual explicit and writes all as bytes: a magic, a version, then tensor name,
-  /// offset, count, f32 values for each range, and a checksum.
+  /// offset, count, scale (f64 learning rate and loss scale), f32 values for each range, and a
+  /// checksum.
   Result<std::vector<std::byte>> Save();
 
-  /// Takes saved residuals: for known units at once, for others when Get first asks.
+  /// Takes saved residuals: for known units at once, for others when Get first asks. They bring
+  /// their scale along: what a unit holds of other ranges is brought to that of its first restored
+  /// one.
   /// Errors: CorruptData if the bytes are damaged; nothing is changed then.
   Status Restore(ByteView saved);
 
-  /// The residual of one tensor as far as this store has it: values[count], zeros where unknown.
+  /// The residual of one tensor as far as this store has it: values[count], zeros where unknown,
+  /// each in the scale that its unit was last kept with.
   std::vector<float> Read(const std::string& tensor, std::uint64_t count);
 
   /// Bytes held.
@@ -56,10 +60,29 @@ class ResidualStore {
 
  private:
   struct Entry;
+  struct Piece {
+    std::vector<float> values;
+    GradientScale scale;
+  };
+  /// Pieces of one tensor by offset; they never overlap.
+  using Pieces = std::map<std::uint64_t, Piece>;
+
+  static void Cut(Pieces& pieces, std::uint64_t offset, std::uint64_t count);
+  static void TakeOver(Entry& entry, std::map<std::string, Pieces>& from);
+
   mutable std::mutex mu_;
-  std::map<std::uint64_t, std::unique_ptr<Entry>> entries_;                      // guarded by mu_
-  std::map<std::string, std::map<std::uint64_t, std::vector<float>>> restored_;  // guarded by mu_
+  std::map<std::uint64_t, std::unique_ptr<Entry>> entries_;  // guarded by mu_
+  std::map<std::string, Pieces> restored_;                   // guarded by mu_
 };
+
+/// Weight alpha of a residual in q = g + alpha * e: learning rate of then over that of now, times
+/// loss scale of now over that of then. A number that is 0 on either side changes nothing.
+double ResidualWeight(const GradientScale& then, const GradientScale& now);
+
+/// Brings a residual to the scale of the gradients that come now: e <- alpha * e, rounded once, and
+/// the largest float where that overflows. With alpha = 1 no element is touched; otherwise a lazily
+/// stored residual becomes explicit.
+void BringToScale(const Compressor& codec, const GradientScale& now, Residual& residual);
 
 /// After a server's encode pass found an overflow in the sum: gives the residual back what it held
 /// before, e <- q - input (to rounding). The residual is explicit, as Encode leaves it then.

@@ -181,5 +181,117 @@ TEST_CASE("a residual goes from one codec to another without loss",
   CHECK(store.ChangeCodec(2, *topk).code() == StatusCode::kNotFound);
 }
 
+TEST_CASE("the weight is the rates' ratio times the loss scales', and 1 where one is not given",
+          "[compressors][residual_store]") {
+  constexpr double kHuge = std::numeric_limits<double>::max();
+  constexpr double kTiny = std::numeric_limits<double>::denorm_min();
+  CHECK(ResidualWeight({}, {}) == 1);
+  CHECK(ResidualWeight({0.2, 0}, {0.1, 0}) == 2);
+  CHECK(ResidualWeight({0.1, 0}, {0.2, 0}) == 0.5);
+  CHECK(ResidualWeight({0, 0}, {0.2, 0}) == 1);
+  CHECK(ResidualWeight({0.2, 0}, {0, 0}) == 1);
+  CHECK(ResidualWeight({0, 512}, {0, 2048}) == 4);
+  CHECK(ResidualWeight({0, 512}, {0, 0}) == 1);
+  CHECK(ResidualWeight({0.2, 512}, {0.1, 256}) == 1);
+  CHECK(ResidualWeight({kHuge, 0}, {kTiny, 0}) == kHuge);
+  CHECK(ResidualWeight({kTiny, 0}, {kHuge, 0}) == 0);
+  CHECK(ResidualWeight({kHuge, kHuge}, {kTiny, kTiny}) == 1);
+}
+
+TEST_CASE("a residual is brought to another scale, and not touched where nothing changes",
+          "[compressors][residual_store]") {
+  const std::string spec = GENERATE("onebit", "topk(k=3)", "fp16");
+  CAPTURE(spec);
+  const auto codec = Make(spec);
+  std::vector<float> values(300, 0.0F);
+  Residual residual;
+  residual.values = values;
+  residual.scale = {0.1, 1024};
+  Encode(*codec, Gradient(300, 1), &residual);
+  const bool is_lazy = !residual.is_explicit();
+  const std::vector<float> before = Explicit(*codec, residual);
+  BringToScale(*codec, {0.1, 1024}, residual);
+  BringToScale(*codec, {0.2, 2048}, residual);  // the same weight, other numbers
+  CHECK(residual.is_explicit() != is_lazy);
+  CHECK(residual.scale == GradientScale{0.2, 2048});
+  CHECK(Bits(Explicit(*codec, residual)) == Bits(before));
+  BringToScale(*codec, {0.3, 2048}, residual);
+  CHECK(residual.is_explicit());
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const double alpha = 0.2 / 0.3;
+    REQUIRE(residual.values[i] == static_cast<float>(alpha * static_cast<double>(before[i])));
+  }
+}
+
+TEST_CASE("a residual that overflows in another scale is the largest float",
+          "[compressors][residual_store]") {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const auto none = Make("none");
+  std::vector<float> values = {1.0F, -2.0F, 0.0F, -0.0F, kMost};
+  Residual residual;
+  residual.values = values;
+  residual.scale = {1e300, 1};
+  BringToScale(*none, {1e-300, 1}, residual);
+  CHECK(Bits(values) == Bits(std::vector<float>{kMost, -kMost, 0.0F, -0.0F, kMost}));
+}
+
+TEST_CASE("saved residuals bring their scale along", "[compressors][residual_store]") {
+  const auto onebit = Make("onebit");
+  const std::vector<TensorRange> ranges = {{"w", 0, 300}, {"b", 0, 5}};
+  ResidualStore store;
+  Residual& residual = GetFrom(store, 1, ranges, *onebit);
+  residual.scale = {0.1, 512};
+  Encode(*onebit, Gradient(305, 1), &residual);
+  const std::vector<std::byte> saved = SaveOf(store);
+
+  const bool known_first = GENERATE(true, false);
+  ResidualStore other;
+  if (known_first) {
+    Residual& early = GetFrom(other, 1, ranges, *onebit);
+    early.scale = {0.7, 3};
+    Encode(*onebit, Gradient(305, 2), &early);
+  }
+  REQUIRE(other.Restore(saved).ok());
+  Residual& restored = GetFrom(other, 1, ranges, *onebit);
+  CHECK(restored.scale == GradientScale{0.1, 512});
+  CHECK(Bits(Values(restored)) == Bits(Values(residual)));
+  CHECK(SaveOf(other) == saved);
+  // A change of codec leaves it.
+  REQUIRE(other.ChangeCodec(1, *Make("none")).ok());
+  CHECK(restored.scale == GradientScale{0.1, 512});
+}
+
+TEST_CASE("what is restored in several scales is brought to one", "[compressors][residual_store]") {
+  const auto none = Make("none");
+  ResidualStore first;
+  Residual& w = GetFrom(first, 1, {{"w", 0, 10}}, *none);
+  Fill(w, 1);
+  w.scale = {0.1, 512};
+  ResidualStore second;
+  Residual& b = GetFrom(second, 1, {{"b", 0, 10}}, *none);
+  Fill(b, 100);
+  b.scale = {0.2, 512};
+
+  SECTION("into a unit that nobody has asked for yet") {
+    ResidualStore store;
+    REQUIRE(store.Restore(SaveOf(first)).ok());
+    REQUIRE(store.Restore(SaveOf(second)).ok());
+    ResidualStore third;  // also over another save, with every range's own
+    REQUIRE(third.Restore(SaveOf(store)).ok());
+    const Residual& both = GetFrom(third, 1, {{"w", 5, 5}, {"b", 0, 5}}, *none);
+    CHECK(both.scale == GradientScale{0.1, 512});
+    CHECK(Values(both) == std::vector<float>{6, 7, 8, 9, 10, 200, 202, 204, 206, 208});
+  }
+  SECTION("into a unit that keeps a part of what it holds") {
+    ResidualStore store;
+    Residual& both = GetFrom(store, 1, {{"w", 0, 2}, {"b", 0, 2}}, *none);
+    Fill(both, 8);
+    both.scale = {0.2, 256};
+    REQUIRE(store.Restore(SaveOf(first)).ok());
+    CHECK(both.scale == GradientScale{0.1, 512});
+    CHECK(Values(both) == std::vector<float>{1, 2, 40, 44});
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::testing

@@ -146,7 +146,7 @@ TEST_CASE("a value that does not parse is refused with line, key, text and range
   CHECK(Refusal("job: {id: a b}") ==
         "job.yaml:1: job.id is 'a b', expected 1 to 64 letters, digits, '.', '_' or '-'");
   CHECK(Refusal("compression:\n\n  uplink: {feedback: maybe}") ==
-        "job.yaml:3: compression.uplink.feedback is 'maybe', expected auto, off or ef");
+        "job.yaml:3: compression.uplink.feedback is 'maybe', expected auto, off, ef or ef_lr");
   CHECK(Refusal("partition: {credit: [1, 2]}") ==
         "job.yaml:1: partition.credit is a list, expected a size from 64KiB to 16GiB (bytes, or "
         "with KB, MB, GB, KiB, MiB, GiB)");
@@ -330,7 +330,7 @@ TEST_CASE("faults in rules are named by rule", "[config][unit]") {
             "has a fault in rule 1, whose downlink has 'ration', which is no parameter of topk, "
             "did you mean 'ratio'?");
   CHECK(rules("{match: a, compressor: none, feedback: on}") ==
-        head + "has a fault in rule 1, which has feedback 'on', expected auto, off or ef");
+        head + "has a fault in rule 1, which has feedback 'on', expected auto, off, ef or ef_lr");
   CHECK(rules("{match: a, uplink: {compressor: topk, ratio: 7}}")
             .find(head + "has a fault in rule 1, whose uplink is 'topk(ratio=7)': ") == 0);
   std::string many;
@@ -438,7 +438,7 @@ worker:      {threads: 6}
 partition:   {bytes: 80KiB, fuse_below: 12345, credit: 3MB}
 compression:
   uplink:    {compressor: topk, ratio: 0.125, index: u32, feedback: off}
-  downlink:  {compressor: fp16, feedback: ef}
+  downlink:  {compressor: fp16, feedback: ef_lr}
   min_bytes: 3
   warmup_steps: 11
   rules:

@@ -203,13 +203,16 @@ TEST_CASE("tensors under different rules are not fused", "[plan][unit]") {
                          options);
   CheckCovers(plan);
   REQUIRE(plan.units.size() == 3);
-  CHECK(plan.units[0].phases == std::vector<Phase>{{0, "onebit", "onebit", true, true}});
+  CHECK(plan.units[0].phases ==
+        std::vector<Phase>{{0, "onebit", "onebit", Feedback::kEf, Feedback::kEf}});
   CHECK(plan.units[0].members.size() == 2);
   // The first rule that matches counts.
-  CHECK(plan.units[1].phases == std::vector<Phase>{{0, "none", "none", false, false}});
+  CHECK(plan.units[1].phases ==
+        std::vector<Phase>{{0, "none", "none", Feedback::kNone, Feedback::kNone}});
   CHECK(plan.units[1].members.size() == 2);
   // What a rule leaves out is as everywhere.
-  CHECK(plan.units[2].phases == std::vector<Phase>{{0, "topk(ratio=0.1)", "onebit", true, true}});
+  CHECK(plan.units[2].phases ==
+        std::vector<Phase>{{0, "topk(ratio=0.1)", "onebit", Feedback::kEf, Feedback::kEf}});
 }
 
 TEST_CASE("nothing is fused below zero, and cut where fusing would not fit", "[plan][unit]") {
@@ -244,8 +247,9 @@ TEST_CASE("a warm-up is a phase of none before the steady one", "[plan][unit]") 
   options.compression.warmup_steps = 100;
   const Plan plan = Made(
       {Tensor("w", {100000}), Tensor("i", {100000}, DType::kInt32), Tensor("tiny", {1})}, options);
-  CHECK(plan.units[0].phases == std::vector<Phase>{{0, "none", "none", false, false},
-                                                   {100, "onebit", "onebit", true, true}});
+  CHECK(plan.units[0].phases ==
+        std::vector<Phase>{{0, "none", "none", Feedback::kNone, Feedback::kNone},
+                           {100, "onebit", "onebit", Feedback::kEf, Feedback::kEf}});
   CHECK(plan.units[0].PhaseAt(99) == 0);
   CHECK(plan.units[0].PhaseAt(100) == 1);
   CHECK(plan.units[1].phases == std::vector<Phase>{Phase{}});
@@ -256,26 +260,33 @@ TEST_CASE("feedback is resolved for each direction", "[plan][unit]") {
   struct Row {
     const char* compressor;
     FeedbackMode mode;
-    bool expected;
+    Feedback expected;
   };
-  for (const Row& row :
-       {Row{"none", FeedbackMode::kAuto, false}, Row{"none", FeedbackMode::kEf, false},
-        Row{"fp16", FeedbackMode::kAuto, false}, Row{"fp16", FeedbackMode::kEf, true},
-        Row{"bf16", FeedbackMode::kAuto, false}, Row{"bf16", FeedbackMode::kOff, false},
-        Row{"onebit", FeedbackMode::kAuto, true}, Row{"onebit", FeedbackMode::kOff, false},
-        Row{"onebit", FeedbackMode::kEf, true}, Row{"topk", FeedbackMode::kAuto, true},
-        Row{"topk", FeedbackMode::kOff, false}}) {
+  for (const Row& row : {Row{"none", FeedbackMode::kAuto, Feedback::kNone},
+                         Row{"none", FeedbackMode::kEf, Feedback::kNone},
+                         Row{"fp16", FeedbackMode::kAuto, Feedback::kNone},
+                         Row{"fp16", FeedbackMode::kEf, Feedback::kEf},
+                         Row{"bf16", FeedbackMode::kAuto, Feedback::kNone},
+                         Row{"bf16", FeedbackMode::kOff, Feedback::kNone},
+                         Row{"onebit", FeedbackMode::kAuto, Feedback::kEf},
+                         Row{"onebit", FeedbackMode::kOff, Feedback::kNone},
+                         Row{"onebit", FeedbackMode::kEf, Feedback::kEf},
+                         Row{"topk", FeedbackMode::kAuto, Feedback::kEf},
+                         Row{"topk", FeedbackMode::kOff, Feedback::kNone},
+                         Row{"topk", FeedbackMode::kEfLr, Feedback::kEfLr},
+                         Row{"fp16", FeedbackMode::kEfLr, Feedback::kEfLr},
+                         Row{"none", FeedbackMode::kEfLr, Feedback::kNone}}) {
     CAPTURE(row.compressor, static_cast<int>(row.mode));
     PlanOptions options = Options("none", "onebit");
     options.compression.uplink = Link(row.compressor, row.mode);
     const Plan up = Made({Tensor("w", {100000})}, options);
     CHECK(up.units[0].phases[0].uplink_feedback == row.expected);
-    CHECK(up.units[0].phases[0].downlink_feedback);
+    CHECK(up.units[0].phases[0].downlink_feedback == Feedback::kEf);
     options = Options("onebit", "none");
     options.compression.downlink = Link(row.compressor, row.mode);
     const Plan down = Made({Tensor("w", {100000})}, options);
     CHECK(down.units[0].phases[0].downlink_feedback == row.expected);
-    CHECK(down.units[0].phases[0].uplink_feedback);
+    CHECK(down.units[0].phases[0].uplink_feedback == Feedback::kEf);
   }
 }
 
@@ -289,8 +300,8 @@ TEST_CASE("integers and broadcasts go as none, floats of any size are compressed
       const Plan plan = Made({Tensor("w", {1000000}, dtype, op)}, options);
       CheckCovers(plan);
       const bool compressed = IsFloat(dtype) && op != ReduceOp::kBroadcast;
-      const std::vector<Phase> expected = {compressed ? Phase{0, "topk", "onebit", true, true}
-                                                      : Phase{}};
+      const std::vector<Phase> expected = {
+          compressed ? Phase{0, "topk", "onebit", Feedback::kEf, Feedback::kEf} : Phase{}};
       for (const Unit& unit : plan.units) {
         if (unit.raw_bytes() >= options.compression.min_bytes) CHECK(unit.phases == expected);
       }
@@ -375,7 +386,7 @@ TEST_CASE("the bytes of a unit are those of its payloads", "[plan][unit]") {
     Unit unit;
     unit.num_elements = 1000;
     unit.dtype = dtype;
-    const auto bytes = WireBytes(unit, {0, uplink, downlink, false, false}, BuiltinCompressors());
+    const auto bytes = WireBytes(unit, {0, uplink, downlink}, BuiltinCompressors());
     REQUIRE(bytes.ok());
     return std::pair{bytes->uplink, bytes->downlink};
   };
@@ -387,7 +398,7 @@ TEST_CASE("the bytes of a unit are those of its payloads", "[plan][unit]") {
   // fp64 is summed in its own precision only if nothing is compressed.
   CHECK(bytes_of(DType::kFloat64, "none", "none") == Pair{8000, 8000});
   CHECK(bytes_of(DType::kFloat64, "none", "onebit") == Pair{4000, 129});
-  const auto unknown = WireBytes(Unit{}, {0, "zip", "none", false, false}, BuiltinCompressors());
+  const auto unknown = WireBytes(Unit{}, {0, "zip", "none"}, BuiltinCompressors());
   REQUIRE_FALSE(unknown.ok());
   CHECK(unknown.status().code() == StatusCode::kInvalidArgument);
 }

@@ -390,5 +390,27 @@ TEST_CASE("a key's progress does not hide another one that waits", "[server][uni
   REQUIRE(old.oldest[0].missing == std::vector<std::uint32_t>{1, 2});
 }
 
+TEST_CASE("a push with another learning rate or loss scale is refused, naming both ranks",
+          "[server][unit]") {
+  const bool by_rate = GENERATE(true, false);
+  Fixture test("onebit");
+  Header header = test.PushHeader(0, 0);
+  header.learning_rate = 0.1;
+  header.loss_scale = 1024;
+  test.Push(2, header, test.Encode(1, "onebit"));
+  test.Push(0, header, test.Encode(1, "onebit"));
+  REQUIRE(test.output.failures.empty());
+  (by_rate ? header.learning_rate : header.loss_scale) = 0.25;
+  test.Push(1, header, test.Encode(1, "onebit"));
+  REQUIRE(test.output.failures.size() == 1);
+  const Status& status = test.output.failures[0];
+  CHECK(status.code() == StatusCode::kInvalidArgument);
+  CAPTURE(status.message());
+  const std::string expected =
+      by_rate ? "rank 1 pushes it with learning rate 0.25, rank 2 with 0.1 (step 0, round 0)"
+              : "rank 1 pushes it with loss scale 0.25, rank 2 with 1024 (step 0, round 0)";
+  CHECK(status.message().find(expected) != std::string::npos);
+}
+
 }  // namespace
 }  // namespace gradwire

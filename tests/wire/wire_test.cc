@@ -69,7 +69,11 @@ Header LargestHeader(MessageKind kind) {
   header.key = kMax64;
   header.sequence = kMax64;
   if (kind == MessageKind::kReply) header.reply = ReplyKind::kNonfinite;
-  if (kind == MessageKind::kPush) header.nonfinite = true;
+  if (kind == MessageKind::kPush) {
+    header.nonfinite = true;
+    header.learning_rate = std::numeric_limits<double>::max();
+    header.loss_scale = std::numeric_limits<double>::denorm_min();
+  }
   if (kind == MessageKind::kError) header.error = StatusCode::kInternal;
   return header;
 }
@@ -130,8 +134,8 @@ Plan ExamplePlan() {
   first.server = 1;
   first.lane = 2;
   first.members = {{0, 0, 0, 6000}};
-  first.phases = {{0, "none", "none", false, false},
-                  {100, "onebit", "topk(ratio=0.01)", true, true}};
+  first.phases = {{0, "none", "none", Feedback::kNone, Feedback::kNone},
+                  {100, "onebit", "topk(ratio=0.01)", Feedback::kEf, Feedback::kEfLr}};
   Unit second = first;
   second.key = 1;
   second.num_elements = 4000;
@@ -183,6 +187,8 @@ TEST_CASE("a header with every field beyond any limit still fits its buffer", "[
   header.phase = std::numeric_limits<std::uint32_t>::max();
   header.reply = static_cast<ReplyKind>(255);
   header.nonfinite = true;
+  header.learning_rate = -std::numeric_limits<double>::max();
+  header.loss_scale = std::numeric_limits<double>::infinity();
   header.error = static_cast<StatusCode>(-1);
   REQUIRE(SerializeHeader(header).view().size() <= kMaxHeaderBytes);
   REQUIRE(!ParseHeader(SerializeHeader(header).view()).ok());
@@ -215,6 +221,22 @@ TEST_CASE("a header that breaks a rule is refused, with the field and both value
          h.set_nonfinite(true);
        },
        "header.nonfinite is true in a Receipt, expected only in a Push"},
+      {[](v1::Header& h) { h.set_learning_rate(-0.5); },
+       "header.learning_rate is -0.5, expected a finite number from 0"},
+      {[](v1::Header& h) { h.set_learning_rate(std::numeric_limits<double>::infinity()); },
+       "header.learning_rate is inf, expected a finite number from 0"},
+      {[](v1::Header& h) { h.set_loss_scale(std::numeric_limits<double>::quiet_NaN()); },
+       "header.loss_scale is nan, expected a finite number from 0"},
+      {[](v1::Header& h) {
+         h.set_kind(7);
+         h.set_learning_rate(0.5);
+       },
+       "header.learning_rate is 0.5 in a Receipt, expected only in a Push"},
+      {[](v1::Header& h) {
+         h.set_kind(9);
+         h.set_loss_scale(1024);
+       },
+       "header.loss_scale is 1024 in a Repull, expected only in a Push"},
   };
   for (const Case& bad : cases) {
     CAPTURE(bad.message);
@@ -236,7 +258,8 @@ TEST_CASE("a field that a later writer adds to a header is passed over", "[wire]
   Header header = LargestHeader(MessageKind::kPush);
   const HeaderBytes bytes = SerializeHeader(header);
   std::vector<std::byte> longer(bytes.view().begin(), bytes.view().end());
-  longer.push_back(std::byte{15 << 3});  // field 15, a varint
+  longer.push_back(std::byte{0x80});  // field 16, a varint
+  longer.push_back(std::byte{0x01});
   longer.push_back(std::byte{99});
   const Result<Header> parsed = ParseHeader(longer);
   REQUIRE(parsed.ok());
@@ -554,6 +577,10 @@ TEST_CASE("a plan that breaks a rule is refused, with the field and both values"
            "plan.units[0].phases[0].uplink is 0 bytes long, expected 1 to 1024"},
           {[&](M& m) { phase(m, 0, 1).set_downlink(kLong); },
            "plan.units[0].phases[1].downlink is 1025 bytes long, expected 1 to 1024"},
+          {[&](M& m) { phase(m, 0, 0).set_uplink_feedback(3); },
+           "plan.units[0].phases[0].uplink_feedback is 3, expected 0 to 2"},
+          {[&](M& m) { phase(m, 0, 1).set_downlink_feedback(4); },
+           "plan.units[0].phases[1].downlink_feedback is 4, expected 0 to 2"},
       });
 }
 

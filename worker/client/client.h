@@ -82,9 +82,10 @@ class Client {
   /// Pushes `input` and pulls the average (or sum) over all workers into `output`. Returns at once.
   /// Shapes: both num_elements * SizeOf(dtype) bytes, in the tensor's dtype.
   /// Members of a fused unit leave when all of them are there, or at EndStep.
-  /// Errors: InvalidArgument for a wrong size, an unknown tensor or one that is already in flight:
-  /// then nothing is sent and the job goes on. Timeout if the round of two steps ago is not
-  /// answered within timeouts.stall_stop; the job's error.
+  /// Errors: InvalidArgument for a wrong size, an unknown tensor or one that is already in flight,
+  /// for a missing learning rate (`ef_lr`), or for a learning rate or loss scale that differs from
+  /// that of a tensor it is fused with: then nothing is sent and the job goes on. Timeout if the
+  /// round of two steps ago is not answered within timeouts.stall_stop; the job's error.
   virtual Result<Handle> PushPullAsync(TensorId tensor, ByteView input, MutableBytes output) = 0;
 
   /// Blocks until the push-pull has completed. A round that was not finite completes with NaN in
@@ -107,6 +108,21 @@ class Client {
   virtual std::optional<std::vector<std::uint32_t>> NonfiniteRanks(const Handle& /*handle*/) const {
     return std::nullopt;
   }
+
+  /// The learning rate of the gradients of these tensors, for push-pulls that begin afterwards.
+  /// Under `ef_lr` every rank gives it before a tensor's first push, and the same one: what was not
+  /// sent is weighed with the rate of then over that of now. Rate 0 leaves it as it is. Elsewhere
+  /// it changes nothing.
+  /// Errors: InvalidArgument for an unknown tensor, or a rate that is negative or not finite.
+  /// A client without residuals ignores it.
+  virtual Status SetLearningRate(std::span<const TensorId> /*tensors*/, double /*rate*/) {
+    return Status::Ok();
+  }
+  /// What the loss, and with it every gradient, is multiplied with, for push-pulls that begin
+  /// afterwards; the same on every rank. Residuals follow it, so that results can be divided by it.
+  /// 0: not given (at first), which leaves residuals as they are.
+  /// Errors: InvalidArgument for a scale that is negative or not finite.
+  virtual Status SetLossScale(double /*scale*/) { return Status::Ok(); }
 
   /// Ends the step: fused units with missing members go out with zeros for those; the step counter
   /// goes up (phases count steps). A unit of which no member was pushed in the step is not sent:

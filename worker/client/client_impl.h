@@ -82,6 +82,8 @@ class ClientImpl final : public Client, private LoopHandler {
   Status WaitFor(const Handle& handle, std::chrono::milliseconds timeout) override;
   bool Poll(const Handle& handle) override;
   std::optional<std::vector<std::uint32_t>> NonfiniteRanks(const Handle& handle) const override;
+  Status SetLearningRate(std::span<const TensorId> tensors, double rate) override;
+  Status SetLossScale(double scale) override;
   Status EndStep() override;
   Status Broadcast(const std::string& name, MutableBytes data, std::uint32_t root) override;
   Status Barrier() override;
@@ -187,6 +189,7 @@ class ClientImpl final : public Client, private LoopHandler {
     std::uint32_t units_left = 0;
     Status outcome;  // of the push-pull that was begun last
     std::optional<std::vector<std::uint32_t>> nonfinite_ranks;  // of its void units
+    std::optional<double> learning_rate;
     bool is_broadcast_root = false;
     std::vector<std::pair<std::uint64_t, std::size_t>> parts;  // (key, member)
   };
@@ -201,9 +204,13 @@ class ClientImpl final : public Client, private LoopHandler {
     std::vector<MemberMemory> memory;
     std::size_t members_here = 0;
     std::uint64_t step = 0;
+    GradientScale scale;             // of its first member, and so of all
+    std::uint32_t first_tensor = 0;  // that member's
     std::vector<MemberMemory> next_memory;
     std::size_t next_members_here = 0;
     std::uint64_t next_step = 0;
+    GradientScale next_scale;
+    std::uint32_t next_first_tensor = 0;
     bool next_ended = false;
 
     std::uint64_t round = 0;
@@ -316,6 +323,11 @@ class ClientImpl final : public Client, private LoopHandler {
   bool AwaitMemory(std::unique_lock<std::mutex>& lock);
   Status SayGoodbye(std::unique_lock<std::mutex>& lock);
   Status PrepareUnit(UnitWork& work);
+  /// The scale that a tensor's gradient has now, as far as a unit's phase asks for it.
+  GradientScale ScaleOf(const Tensor& tensor, const Phase& phase) const;
+  /// Errors: InvalidArgument if the tensor's learning rate is missing, or if it or the loss scale
+  /// differs from that of what a unit has gathered already.
+  Status CheckScale(std::uint32_t index) const;
   void MakeReady(UnitWork& work);
   void ScheduleEncode();
   void ScheduleSend();
@@ -396,6 +408,7 @@ class ClientImpl final : public Client, private LoopHandler {
   bool closed_ = false;
   Status close_status_;
   std::uint64_t step_ = 0;
+  double loss_scale_ = 0;      // 0: not given
   std::size_t in_flight_ = 0;  // tensors
   std::vector<std::unique_ptr<Tensor>> tensors_;
   std::vector<std::unique_ptr<UnitWork>> units_;  // [key]

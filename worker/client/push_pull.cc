@@ -2,7 +2,9 @@
 
 #include <time.h>
 
+#include <cmath>
 #include <cstring>
+#include <tuple>
 
 #include "common/base/log.h"
 #include "common/wire/nonfinite.h"
@@ -68,6 +70,8 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
     if (closing_) return InvalidArgument("PushPullAsync after Close");
   }
 
+  GRADWIRE_RETURN_IF_ERROR(CheckScale(id.index));
+
   stats_.raw_push_bytes += bytes;
   stats_.raw_pull_bytes += bytes;
   const Handle handle{id, ++tensor.generation};
@@ -85,14 +89,80 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
     const MemberMemory memory{input.data() + offset, output.data() + offset};
     if (work.state == UnitState::kGathering) {
       work.memory[m] = memory;
-      if (work.members_here++ == 0) work.step = step_;
+      if (work.members_here++ == 0) {
+        work.step = step_;
+        work.scale = ScaleOf(tensor, work.unit->phases[work.unit->PhaseAt(step_)]);
+        work.first_tensor = id.index;
+      }
       if (work.members_here == work.unit->members.size()) MakeReady(work);
     } else {
       work.next_memory[m] = memory;
-      if (work.next_members_here++ == 0) work.next_step = step_;
+      if (work.next_members_here++ == 0) {
+        work.next_step = step_;
+        work.next_scale = ScaleOf(tensor, work.unit->phases[work.unit->PhaseAt(step_)]);
+        work.next_first_tensor = id.index;
+      }
     }
   }
   return handle;
+}
+
+GradientScale ClientImpl::ScaleOf(const Tensor& tensor, const Phase& phase) const {
+  return {phase.needs_rate() ? tensor.learning_rate.value_or(0) : 0,
+          phase.has_feedback() ? loss_scale_ : 0};
+}
+
+Status ClientImpl::CheckScale(std::uint32_t index) const {
+  const Tensor& tensor = *tensors_[index];
+  const std::string& name = plan_->tensors[index].name;
+  for (const auto& [key, member] : tensor.parts) {
+    const UnitWork& work = *units_[key];
+    const Phase& phase = work.unit->phases[work.unit->PhaseAt(step_)];
+    if (phase.needs_rate() && !tensor.learning_rate) {
+      return InvalidArgument(
+          fmt::format("tensor '{}' on rank {} has feedback ef_lr, and no learning rate was given: "
+                      "set it before the first push",
+                      name, rank_));
+    }
+    const bool gathers = work.state == UnitState::kGathering;
+    if ((gathers ? work.members_here : work.next_members_here) == 0) continue;
+    const GradientScale mine = ScaleOf(tensor, phase);
+    const GradientScale& theirs = gathers ? work.scale : work.next_scale;
+    for (const auto& [what, a, b] :
+         {std::tuple{"but is pushed with learning rate", mine.learning_rate, theirs.learning_rate},
+          std::tuple{"but is pushed with loss scale", mine.loss_scale, theirs.loss_scale}}) {
+      if (a == b) continue;
+      return InvalidArgument(fmt::format(
+          "tensor '{}' on rank {} is fused with '{}', {} {}, that with {}: expected the same", name,
+          rank_, plan_->tensors[gathers ? work.first_tensor : work.next_first_tensor].name, what, a,
+          b));
+    }
+  }
+  return Status::Ok();
+}
+
+Status ClientImpl::SetLearningRate(std::span<const TensorId> tensors, double rate) {
+  if (!std::isfinite(rate) || rate < 0) {
+    return InvalidArgument(
+        fmt::format("learning rate is {}, expected a finite number from 0", rate));
+  }
+  const std::lock_guard lock(mu_);
+  for (const TensorId id : tensors) {
+    if (id.index < tensors_.size()) continue;
+    return InvalidArgument(
+        fmt::format("learning rate of tensor id {}, {} are declared", id.index, tensors_.size()));
+  }
+  for (const TensorId id : tensors) tensors_[id.index]->learning_rate = rate;
+  return Status::Ok();
+}
+
+Status ClientImpl::SetLossScale(double scale) {
+  if (!std::isfinite(scale) || scale < 0) {
+    return InvalidArgument(fmt::format("loss scale is {}, expected a finite number from 0", scale));
+  }
+  const std::lock_guard lock(mu_);
+  loss_scale_ = scale;
+  return Status::Ok();
 }
 
 Status ClientImpl::EndStep() {
@@ -167,7 +237,7 @@ Status ClientImpl::PrepareUnit(UnitWork& work) {
       if (!codec.ok()) return codec.status();
       work.downlink = *codec;
     }
-    if (phase.uplink_feedback && work.uplink != nullptr) {
+    if (phase.uplink_feedback != Feedback::kNone && work.uplink != nullptr) {
       const auto residual = residuals_.Get(unit.key, RangesOf(*work.plan, unit), *work.uplink);
       if (!residual.ok()) return residual.status();
       GRADWIRE_RETURN_IF_ERROR(residuals_.ChangeCodec(unit.key, *work.uplink));
@@ -281,6 +351,11 @@ void ClientImpl::EncodeUnit(UnitWork& work) {
     work.payload = buffer.Share(unit.raw_bytes());
     return;
   }
+  if (work.residual != nullptr) {
+    GradientScale scale = work.scale;
+    if (unit.phases[work.phase].uplink_feedback != Feedback::kEfLr) scale.learning_rate = 0;
+    BringToScale(*work.uplink, scale, *work.residual);
+  }
   const CodecContext context = ContextOf(work, rank_);
   UnitSource source(unit, work.memory, convert_);
   const PooledBuffer buffer = pool_.Acquire(work.uplink->MaxEncodedSize(unit.num_elements));
@@ -325,6 +400,8 @@ void ClientImpl::SendPump() {
       header.key = work.unit->key;
       header.sequence = connection.next_sequence++;
       header.nonfinite = work.nonfinite;
+      header.learning_rate = work.scale.learning_rate;
+      header.loss_scale = work.scale.loss_scale;
       connection.unreceipted.Push({header.sequence, header.key, header.round, work.payload.size()});
       Payload payload = work.payload;
       const PeerId peer = connection.peer;
@@ -523,6 +600,8 @@ void ClientImpl::StartNext(UnitWork& work) {
   std::fill(work.next_memory.begin(), work.next_memory.end(), MemberMemory{});
   work.members_here = std::exchange(work.next_members_here, 0);
   work.step = work.next_step;
+  work.scale = work.next_scale;
+  work.first_tensor = work.next_first_tensor;
   const bool ended = std::exchange(work.next_ended, false);
   if (ended || work.members_here == work.unit->members.size()) MakeReady(work);
   changed_.notify_all();
