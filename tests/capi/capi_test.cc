@@ -221,6 +221,8 @@ std::vector<std::pair<std::string, std::function<gradwire_status(gradwire_client
       {"wait", [](auto* c) { return gradwire_wait(c, handle, -1); }},
       {"wait for", [](auto* c) { return gradwire_wait(c, handle, 1000); }},
       {"end_step", [](auto* c) { return gradwire_end_step(c); }},
+      {"set_learning_rate", [](auto* c) { return gradwire_set_learning_rate(c, &id, 1, 0.1); }},
+      {"set_loss_scale", [](auto* c) { return gradwire_set_loss_scale(c, 1024); }},
       {"broadcast", [](auto* c) { return gradwire_broadcast(c, "b", &value, sizeof value, 0); }},
       {"barrier", [](auto* c) { return gradwire_barrier(c); }},
       {"save_state", [](auto* c) { return gradwire_save_state(c, nullptr, &bytes); }},
@@ -502,6 +504,16 @@ TEST_CASE("a wrong call is refused by name and the job goes on", "[capi]") {
     refused(gradwire_wait(client, {id + 1, 1}, -1), "tensor 1");
     refused(gradwire_wait(client, {id + 1, 1}, 100), "tensor 1");
     failures.Expect(gradwire_poll(client, {id + 1, 1}) == 1, "poll of an unknown tensor");
+    refused(gradwire_set_learning_rate(client, nullptr, 1, 0.1), "list of tensors is NULL");
+    const std::uint32_t ids[] = {id, id + 1};
+    refused(gradwire_set_learning_rate(client, ids, 2, 0.1), "tensor id 1, 1 are declared");
+    for (const double number : {-0.1, std::nan(""), HUGE_VAL}) {
+      refused(gradwire_set_learning_rate(client, ids, 1, number), "learning rate is");
+      refused(gradwire_set_loss_scale(client, number), "loss scale is");
+    }
+    failures.Ok(gradwire_set_learning_rate(client, nullptr, 0, 0.1), "rate of no tensor");
+    failures.Ok(gradwire_set_learning_rate(client, ids, 1, 0), "rate 0");
+    failures.Ok(gradwire_set_loss_scale(client, 0), "no loss scale");
     refused(gradwire_get_stats(client, nullptr), "NULL");
     refused(gradwire_save_state(client, nullptr, nullptr), "NULL");
     std::size_t bytes = 1;

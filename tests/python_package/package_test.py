@@ -123,6 +123,11 @@ class JobTest(unittest.TestCase):
         self.run_job("state", "compression.uplink.compressor=onebit",
                      "compression.downlink.compressor=onebit", "compression.min_bytes=0B")
 
+    def test_residuals_follow_learning_rate_and_loss_scale(self):
+        self.run_job("scales", "compression.uplink.compressor=onebit",
+                     "compression.downlink.compressor=onebit", "compression.min_bytes=0B",
+                     "compression.uplink.feedback=ef_lr", "compression.downlink.feedback=ef_lr")
+
     def test_refuses_to_work_in_a_forked_process(self):
         self.run_job("forked")
 

@@ -321,6 +321,33 @@ def state():
     expect(gradwire.state_dict() == saved, "a refused state has changed something")
 
 
+def scales():
+    names = ("plain", "scaled")
+    arrays = {name: numpy.zeros(20000, numpy.float32) for name in names}
+    gradwire.declare(arrays)
+    refused(Code.INVALID_ARGUMENT, "no learning rate was given", gradwire.push_pull,
+            arrays["plain"], name="plain")
+    refused(Code.INVALID_ARGUMENT, "'unknown', which is not declared", gradwire.set_learning_rate,
+            0.1, ["plain", "unknown"])
+    for wrong in (-1.0, float("nan"), float("inf")):
+        refused(Code.INVALID_ARGUMENT, "learning rate is", gradwire.set_learning_rate, wrong)
+        refused(Code.INVALID_ARGUMENT, "loss scale is", gradwire.set_loss_scale, wrong)
+    gradwire.set_learning_rate(0.1, names=["plain"])
+    refused(Code.INVALID_ARGUMENT, "tensor 'scaled'", gradwire.push_pull, arrays["scaled"],
+            name="scaled")
+    rng = numpy.random.default_rng(gradwire.rank())
+    for step in range(12):
+        rate, scale = 0.1 / 2 ** (step // 3), 1024 * 2 ** (step % 4)
+        gradwire.set_learning_rate(rate)
+        gradient = rng.standard_normal(20000).astype(numpy.float32)
+        gradwire.set_loss_scale(0)
+        plain = gradwire.push_pull(gradient, name="plain")
+        gradwire.set_loss_scale(scale)
+        scaled = gradwire.push_pull(gradient * numpy.float32(scale), name="scaled")
+        expect(numpy.array_equal(scaled / numpy.float32(scale), plain), f"step {step}")
+        gradwire.end_step()
+
+
 def forked():
     array = numpy.ones(4, numpy.float32)
     handle = gradwire.push_pull_async(array, name="w")
@@ -375,7 +402,8 @@ def lost_peer():
 
 SCENARIOS = {function.__name__: function for function in (
     types_and_shapes, in_place_and_strides, fresh_arrays, asynchronous, deadline, compressed,
-    not_finite, worth, broadcasts, wrong_calls, differing, state, forked, no_farewell, lost_peer)}
+    not_finite, worth, broadcasts, wrong_calls, differing, state, scales, forked, no_farewell,
+    lost_peer)}
 
 
 def main():

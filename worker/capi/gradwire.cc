@@ -355,6 +355,22 @@ size_t gradwire_nonfinite_ranks(const gradwire_client* client, gradwire_handle h
   return all->size();
 }
 
+gradwire_status gradwire_set_learning_rate(gradwire_client* client, const uint32_t* tensors,
+                                           size_t num_tensors, double rate) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (num_tensors > 0) {
+      if (Status s = CheckNotNull(tensors, "the list of tensors"); !s.ok()) return s;
+    }
+    std::vector<gradwire::TensorId> ids;
+    for (std::size_t i = 0; i < num_tensors; ++i) ids.push_back({tensors[i]});
+    return c.SetLearningRate(ids, rate);
+  });
+}
+
+gradwire_status gradwire_set_loss_scale(gradwire_client* client, double scale) {
+  return WithClient(client, [&](gradwire::Client& c) { return c.SetLossScale(scale); });
+}
+
 gradwire_status gradwire_end_step(gradwire_client* client) {
   return WithClient(client, [](gradwire::Client& c) { return c.EndStep(); });
 }

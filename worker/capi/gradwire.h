@@ -124,7 +124,8 @@ gradwire_status gradwire_declare(gradwire_client* client, const gradwire_tensor*
 /* Begins to push `input` and to pull the average (or sum) into `output`, `bytes` bytes each,
    aligned to their elements. `input` stays valid and unchanged, `output` valid and untouched, until
    the handle has completed, also with an error. They may be the same array.
-   Errors: INVALID_ARGUMENT for a wrong size, an unknown id or a tensor already in flight. */
+   Errors: INVALID_ARGUMENT for a wrong size, an unknown id, a tensor already in flight, a learning
+   rate that is missing (`ef_lr`), or one that differs from that of a tensor it is fused with. */
 gradwire_status gradwire_push_pull(gradwire_client* client, uint32_t tensor, const void* input,
                                    void* output, size_t bytes, gradwire_handle* handle);
 
@@ -149,6 +150,20 @@ int gradwire_was_nonfinite(const gradwire_client* client, gradwire_handle handle
    every contribution was finite, but their sum was not. */
 size_t gradwire_nonfinite_ranks(const gradwire_client* client, gradwire_handle handle,
                                 uint32_t* ranks, size_t room);
+
+/* The learning rate of these tensors' gradients, for push-pulls that begin afterwards; the same on
+   every rank. With feedback `ef_lr` it is to be given before a tensor's first push: what was not
+   sent is weighed with the rate of then over that of now. Elsewhere it changes nothing. `tensors`
+   may be NULL if num_tensors is 0.
+   Errors: INVALID_ARGUMENT for an unknown id (nothing is changed then), or a rate that is negative
+   or not finite. */
+gradwire_status gradwire_set_learning_rate(gradwire_client* client, const uint32_t* tensors,
+                                           size_t num_tensors, double rate);
+/* What the loss, and with it every gradient, is multiplied with, for push-pulls that begin
+   afterwards; the same on every rank. Residuals follow it, so that results can be divided by it.
+   0: not given, as at first; residuals stay as they are.
+   Errors: INVALID_ARGUMENT for a scale that is negative or not finite. */
+gradwire_status gradwire_set_loss_scale(gradwire_client* client, double scale);
 
 /* Ends the step: what is fused and still lacks members goes out with zeros for those. */
 gradwire_status gradwire_end_step(gradwire_client* client);

@@ -22,12 +22,14 @@ import numpy
 
 from . import _library
 from ._client import (AVERAGE, DTYPES, SUM, Code, Declaration, GradwireError, Handle, Memory, connect,
-                      current, disconnect, encode, invalid, require)
+                      current, disconnect, encode, invalid, require, set_learning_rate,
+                      set_loss_scale)
 
 __all__ = [
     "Code", "GradwireError", "Handle", "barrier", "broadcast", "declare", "end_step", "init",
     "is_initialized", "load_state_dict", "local_rank", "local_size", "poll", "push_pull",
-    "push_pull_async", "rank", "shutdown", "size", "state_dict", "stats", "synchronize", "version",
+    "push_pull_async", "rank", "set_learning_rate", "set_loss_scale", "shutdown", "size", "state_dict",
+    "stats", "synchronize", "version",
 ]
 
 _NUMPY_DTYPES = tuple(name for name in DTYPES if name != "bfloat16")  # NumPy has no such

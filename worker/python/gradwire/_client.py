@@ -7,7 +7,7 @@ import ctypes
 import enum
 import os
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _library
 
@@ -321,6 +321,29 @@ def disconnect() -> None:
     _client.check_process()
     client, _client = _client, None
     client.close(orderly=True)
+
+
+def set_learning_rate(rate: float, names: Optional[Iterable[str]] = None) -> None:
+    """The learning rate of these tensors' gradients, for push-pulls that begin afterwards; the same on
+    every rank. With feedback `ef_lr` a tensor needs it before its first push.
+
+    names: of declared tensors; None: of all that are declared by now.
+    """
+    client = require()
+    ids = []
+    for name in list(client.tensors) if names is None else names:
+        if name not in client.tensors:
+            raise invalid(f"learning rate of tensor '{name}', which is not declared")
+        ids.append(client.tensors[name].id)
+    client.check(client.native.gradwire_set_learning_rate(
+        client.pointer(), (ctypes.c_uint32 * len(ids))(*ids), len(ids), rate))
+
+
+def set_loss_scale(scale: float) -> None:
+    """What the loss, and with it every gradient, is multiplied with, for push-pulls that begin
+    afterwards; the same on every rank. Residuals follow it. 0: not given, as at first."""
+    client = require()
+    client.check(client.native.gradwire_set_loss_scale(client.pointer(), scale))
 
 
 @atexit.register
