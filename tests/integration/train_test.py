@@ -61,6 +61,14 @@ class TrainTest(unittest.TestCase):
         two, _ = self.train(2, "job.seed=2")
         self.assertNotEqual(one["digest"], two["digest"])
 
+    def test_residuals_may_follow_the_learning_rate(self):
+        ef_lr = ["compression.uplink.feedback=ef_lr", "compression.downlink.feedback=ef_lr"]
+        plain, _ = self.train(2)
+        one, _ = self.train(2, *ef_lr)
+        two, _ = self.train(2, *ef_lr, "job.servers=2", "worker.threads=1")
+        self.assertEqual(one["digest"], two["digest"])
+        self.assertNotEqual(one["digest"], plain["digest"])
+
     def test_a_saved_plan_is_replayed(self):
         first, logs = self.train(2)
         saved = logs / "server.00" / "plan"

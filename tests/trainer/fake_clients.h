@@ -65,6 +65,8 @@ class RecordingClient final : public FakeClientBase {
 
   /// "push dense0.weight", "wait dense0.weight", "end".
   std::vector<std::string> events;
+  /// The learning rates that it was told.
+  std::vector<double> rates;
   /// Asked at every Wait; an error is returned from it.
   std::function<Status(const std::string& name)> on_wait;
   /// May change what comes back.
@@ -102,6 +104,12 @@ class RecordingClient final : public FakeClientBase {
     return Status::Ok();
   }
   bool Poll(const Handle& handle) override { return !flying_.contains(handle.tensor.index); }
+  Status SetLearningRate(std::span<const TensorId> tensors, double rate) override {
+    if (tensors.size() != plan_.tensors.size()) return InvalidArgument("not of all tensors");
+    if (!flying_.empty()) return InvalidArgument("not before the pushes");
+    rates.push_back(rate);
+    return Status::Ok();
+  }
   Status EndStep() override {
     events.emplace_back("end");
     return Status::Ok();

@@ -14,6 +14,7 @@
 #include "tests/catch.h"
 #include "tests/trainer/fake_clients.h"
 #include "worker/trainer/local_client.h"
+#include "worker/trainer/schedule.h"
 
 namespace gradwire::trainer {
 namespace {
@@ -182,6 +183,23 @@ TEST_CASE("one step is the update that its formula says", "[trainer][update]") {
       REQUIRE(p->value.data()[i] == w - change);
     }
   }
+}
+
+TEST_CASE("the client is told the learning rate of each step before its gradients",
+          "[trainer][update]") {
+  RecordingClient client;
+  const auto model = MakeSmall(4);
+  TrainOptions options = Options(6, 4);
+  options.rate = 0.5;
+  options.warmup_steps = 2;
+  REQUIRE(Train(client, *model, MakePatterns(8), options).ok());
+  REQUIRE(client.rates.size() == 6);
+  const LearningRate schedule{0.5, 2, 6};
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    CHECK(client.rates[step] == static_cast<double>(static_cast<float>(schedule.At(step))));
+  }
+  CHECK(client.rates[0] < client.rates[1]);
+  CHECK(client.rates[5] < client.rates[3]);
 }
 
 TEST_CASE("training lowers the loss and the parameters repeat bit by bit", "[trainer][training]") {

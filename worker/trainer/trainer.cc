@@ -163,6 +163,7 @@ class Run {
         model_.Forward(options_.batch, [this](std::size_t layer) { return BringIn(layer); }));
     loss = model_.Loss(labels_).loss;
     pushed_rate_ = static_cast<float>(rate_.At(step));
+    GRADWIRE_RETURN_IF_ERROR(client_.SetLearningRate(ids_, static_cast<double>(pushed_rate_)));
     GRADWIRE_RETURN_IF_ERROR(
         model_.Backward(options_.batch, [this](Parameter& p) { return HandOver(p); }));
     const Clock::time_point start = Clock::now();
