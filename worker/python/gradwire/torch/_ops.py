@@ -9,6 +9,7 @@ import torch
 
 from .. import _client, end_step as _end_step
 from .._client import Client, Declaration, Handle, Memory, invalid, require
+from .._client import set_learning_rate, set_loss_scale  # the optimizer's
 from ._staging import existing_staging, staging_of
 
 _DTYPES = {

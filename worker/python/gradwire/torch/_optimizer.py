@@ -139,14 +139,13 @@ class _DistributedOptimizer:
         for index, rate in enumerate(rates):
             if rate is not None and rate != self._rates[index]:
                 names = [slot.name for slot in self._exchange.slots if slot.group == index]
-                if names and hasattr(_ops, "set_learning_rate"):
+                if names:
                     _ops.set_learning_rate(rate, names)
                 self._rates[index] = rate
         if self._scaler is not None:
             scale = float(self._scaler.get_scale())
             if scale != self._scale:
-                if hasattr(_ops, "set_loss_scale"):
-                    _ops.set_loss_scale(scale)
+                _ops.set_loss_scale(scale)
                 self._scale = scale
 
     def _count_step(self) -> None:
