@@ -97,6 +97,9 @@ class HookTest(JobTest):
     def test_a_rank_without_a_backward_pass_is_an_error_of_the_others_backward(self):
         self.run_job("stall", settings=["timeouts.stall_stop=2s"], expected=4, word="rank 0 knows")
 
+    def test_a_program_may_end_without_shutdown(self):
+        self.run_job("no_farewell")
+
     def test_a_program_that_fails_in_its_backward_pass_ends_at_once(self):
         self.run_job("fails_halfway", expected=1, word="rank 0 knows")
 

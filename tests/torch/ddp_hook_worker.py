@@ -464,9 +464,18 @@ def fails_halfway():
     sys.exit(error.exit_code)
 
 
+def no_farewell():
+    """A program may end without shutdown; its thread does not hold it."""
+    model = hooked(net())
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+    print("all done", flush=True)
+    sys.exit(0)
+
+
 SCENARIOS = {function.__name__: function for function in (
     equals_plain, unused_parameters, accumulates_in_no_sync, joins, other_dtypes, not_finite,
-    several_models, futures, fifty_steps, wrong_calls, reconnects, lost_server, stall, fails_halfway)}
+    several_models, futures, fifty_steps, wrong_calls, reconnects, no_farewell, lost_server, stall,
+    fails_halfway)}
 
 
 def main():
