@@ -232,8 +232,9 @@ Result<std::vector<std::byte>> ResidualStore::Save() {
   Append(bytes, num_ranges);
   for (const auto& [key, entry] : entries_) {
     entry->codec->Flush(entry->residual);
+    const GradientScale& scale = entry->residual.scale;
     entry->ForEachRange([&](const TensorRange& range, std::span<const float> values) {
-      AppendRange(bytes, range.tensor, range.offset, entry->residual.scale, values);
+      AppendRange(bytes, range.tensor, range.offset, scale, values);
     });
   }
   for (const auto& [tensor, pieces] : restored_) {
