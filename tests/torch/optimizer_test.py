@@ -107,6 +107,13 @@ class OptimizerTest(unittest.TestCase):
     def test_steps_that_are_not_finite(self):
         self.run_job("not_finite", "mixed_precision")
 
+    def test_residuals_follow_rates_and_scales(self):
+        onebit = ["compression.min_bytes=0B", "compression.uplink.compressor=onebit",
+                  "compression.downlink.compressor=onebit"]
+        self.run_job("residuals_follow_the_scale", settings=onebit)
+        self.run_job("learning_rates", settings=[
+            *onebit, "compression.uplink.feedback=ef_lr", "compression.downlink.feedback=ef_lr"])
+
     def test_updates_that_overlap_the_next_forward_pass(self):
         self.run_job("overlap")
 
