@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "common/base/dtype.h"
+#include "common/base/escape.h"
 #include "common/plan/plan.h"
 #include "common/plan/units.h"
 
@@ -37,6 +40,37 @@ std::string FormatBytes(std::uint64_t bytes) {
 UnitBytes SteadyBytes(const Unit& unit, const CompressorRegistry& registry) {
   const auto bytes = WireBytes(unit, unit.phases.back(), registry);
   return bytes.ok() ? *bytes : UnitBytes{unit.raw_bytes(), unit.raw_bytes()};
+}
+
+/// The class of a compressor in its written form, as JSON; null if the registry doesn't know it.
+std::string ClassToJson(const std::string& text, const CompressorRegistry& registry) {
+  const auto compressor = registry.Create(text);
+  if (!compressor.ok()) return "null";
+  switch ((*compressor)->traits().compressor_class) {
+    case CompressorClass::kExact:
+      return "\"exact\"";
+    case CompressorClass::kContractive:
+      return "\"contractive\"";
+    case CompressorClass::kUnbiased:
+      return "\"unbiased\"";
+    case CompressorClass::kBounded:
+      return "\"bounded\"";
+    case CompressorClass::kNoClaim:
+      break;
+  }
+  return "\"no_claim\"";
+}
+
+std::string PhaseToJson(const Phase& phase, const CompressorRegistry& registry) {
+  std::string text = fmt::format("{{\"first_step\":{}", phase.first_step);
+  for (const auto& [link, compressor, feedback] :
+       {std::tuple{"uplink", &phase.uplink, phase.uplink_feedback},
+        std::tuple{"downlink", &phase.downlink, phase.downlink_feedback}}) {
+    text += fmt::format(",\"{0}\":{1},\"{0}_class\":{2},\"{0}_feedback\":\"{3}\"", link,
+                        QuoteJson(*compressor), ClassToJson(*compressor, registry),
+                        FeedbackName(feedback));
+  }
+  return text + "}";
 }
 
 /// Text in columns: each is as wide as its widest cell, numbers to the right.
@@ -109,6 +143,37 @@ std::string DescribePlan(const Plan& plan, const CompressorRegistry& registry) {
       "of one worker in one round, without broadcasts:\n{}",
       plan.version, plan.num_workers, plan.tensors.size(), plan.units.size(), units.ToString(5),
       load.ToString(6));
+}
+
+std::string PlanToJson(const Plan& plan, const CompressorRegistry& registry) {
+  std::string text =
+      fmt::format("{{\"version\":{},\"workers\":{},\"servers\":{},\"lanes\":{},\"units\":[",
+                  plan.version, plan.num_workers, plan.num_servers, plan.lanes_per_server);
+  const char* unit_separator = "";
+  for (const Unit& unit : plan.units) {
+    text += fmt::format(
+        "{}{{\"key\":{},\"elements\":{},\"dtype\":\"{}\",\"op\":\"{}\",\"priority\":{},\"server\":{"
+        "},"
+        "\"lane\":{},\"members\":[",
+        unit_separator, unit.key, unit.num_elements, DTypeName(unit.dtype), ReduceOpName(unit.op),
+        unit.priority, unit.server, unit.lane);
+    const char* separator = "";
+    for (const UnitMember& member : unit.members) {
+      text += fmt::format("{}{{\"tensor\":{},\"offset\":{},\"elements\":{}}}", separator,
+                          QuoteJson(plan.tensors[member.tensor].name), member.tensor_offset,
+                          member.count);
+      separator = ",";
+    }
+    text += "],\"phases\":[";
+    separator = "";
+    for (const Phase& phase : unit.phases) {
+      text += separator + PhaseToJson(phase, registry);
+      separator = ",";
+    }
+    text += "]}";
+    unit_separator = ",";
+  }
+  return text + "]}";
 }
 
 std::string SummarizePlan(const Plan& plan, const CompressorRegistry& registry) {

@@ -85,6 +85,10 @@ std::string DescribePlan(const Plan& plan,
 /// Two lines for the banner.
 std::string SummarizePlan(const Plan& plan,
                           const CompressorRegistry& registry = BuiltinCompressors());
+/// The plan as JSON, for programs: {"version", "workers", "servers", "lanes", "units"}, and of each
+/// unit its members and phases with compressors, their class and feedback. docs/python.md has the
+/// fields. The class of a compressor that the registry doesn't know is null.
+std::string PlanToJson(const Plan& plan, const CompressorRegistry& registry = BuiltinCompressors());
 
 /// A plan in a file: a magic, the length, Serialize(plan), a checksum. The file appears whole or
 /// not at all. Errors: Unavailable with path and reason; CorruptData for a damaged file.

@@ -227,6 +227,7 @@ std::vector<std::pair<std::string, std::function<gradwire_status(gradwire_client
       {"barrier", [](auto* c) { return gradwire_barrier(c); }},
       {"save_state", [](auto* c) { return gradwire_save_state(c, nullptr, &bytes); }},
       {"load_state", [](auto* c) { return gradwire_load_state(c, nullptr, 0); }},
+      {"plan", [](auto* c) { return gradwire_plan(c, nullptr, &bytes); }},
       {"get_stats", [](auto* c) { return gradwire_get_stats(c, &stats); }},
       {"get_value", [](auto* c) { return gradwire_get_value(c, "goodput", &number); }},
   };
@@ -356,6 +357,17 @@ TEST_CASE("two workers sum every dtype and average in place", "[capi]") {
     failures.Expect(stats.raw_push_bytes == raw && stats.raw_pull_bytes == raw, "raw bytes");
     failures.Expect(stats.sent_bytes > raw && stats.received_bytes > raw, "wire bytes");
     failures.Expect(stats.nonfinite_units == 0 && stats.reconnects == 0, "stats");
+    std::size_t plan_bytes = 0;
+    failures.Expect(
+        gradwire_plan(client, nullptr, &plan_bytes) == GRADWIRE_BUFFER_TOO_SMALL && plan_bytes > 0,
+        "the size of the plan");
+    std::string plan(plan_bytes, '\0');
+    failures.Ok(gradwire_plan(client, plan.data(), &plan_bytes), "plan");
+    failures.Expect(plan_bytes == plan.size() && plan.front() == '{' && plan.back() == '}' &&
+                        plan.find(R"("tensor":"scalar")") != std::string::npos,
+                    "the plan");
+    failures.Expect(gradwire_plan(client, nullptr, nullptr) == GRADWIRE_INVALID_ARGUMENT,
+                    "a plan without a place for its size");
     double value = -1;
     failures.Ok(gradwire_get_value(client, "compression_costs_ms", &value), "value");
     failures.Expect(value == 0, "a cost without compression");

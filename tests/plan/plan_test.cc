@@ -654,6 +654,40 @@ TEST_CASE("plan files that cannot be opened are named with the reason", "[plan][
   CHECK(directory.status().message() == "cannot read plan '/': Is a directory");
 }
 
+TEST_CASE("a plan is written as JSON for programs", "[plan][unit]") {
+  PlanOptions options = Options("onebit", "fp16");
+  options.num_workers = 2;
+  options.compression.warmup_steps = 10;
+  const Plan plan = Made({Tensor("w\"\n", {300000}, DType::kFloat32, ReduceOp::kAverage, 5),
+                          Tensor("x", {3}, DType::kInt64, ReduceOp::kSum),
+                          Tensor("y", {2}, DType::kInt64, ReduceOp::kSum)},
+                         options);
+  const std::string phases =
+      R"__("phases":[{"first_step":0,"uplink":"none","uplink_class":"exact","uplink_feedback":"none",)__"
+      R"__("downlink":"none","downlink_class":"exact","downlink_feedback":"none"},)__"
+      R"__({"first_step":10,"uplink":"onebit","uplink_class":"contractive","uplink_feedback":"ef",)__"
+      R"__("downlink":"fp16","downlink_class":"contractive","downlink_feedback":"none"}]})__";
+  CHECK(
+      PlanToJson(plan) ==
+      R"__({"version":1,"workers":2,"servers":1,"lanes":1,"units":[)__"
+      R"__({"key":0,"elements":262144,"dtype":"float32","op":"average","priority":5,"server":0,"lane":0,)__"
+      R"__("members":[{"tensor":"w\"\n","offset":0,"elements":262144}],)__" +
+          phases +
+          R"__(,{"key":1,"elements":37856,"dtype":"float32","op":"average","priority":5,"server":0,"lane":0,)__"
+          R"__("members":[{"tensor":"w\"\n","offset":262144,"elements":37856}],)__" +
+          phases +
+          R"__(,{"key":2,"elements":5,"dtype":"int64","op":"sum","priority":0,"server":0,"lane":0,)__"
+          R"__("members":[{"tensor":"x","offset":0,"elements":3},{"tensor":"y","offset":0,"elements":2}],)__"
+          R"__("phases":[{"first_step":0,"uplink":"none","uplink_class":"exact","uplink_feedback":"none",)__"
+          R"__("downlink":"none","downlink_class":"exact","downlink_feedback":"none"}]}]})__");
+
+  Plan unknown = Made({Tensor("w", {30000})}, Options());
+  unknown.units[0].phases[0].uplink = "zip(level=9)";
+  CHECK(PlanToJson(unknown).find(R"__("uplink":"zip(level=9)","uplink_class":null)__") !=
+        std::string::npos);
+  CHECK(PlanToJson(Made({}, Options())).find(R"("units":[]})") != std::string::npos);
+}
+
 // ---- Descriptions -------------------------------------------------------------------------------
 
 TEST_CASE("a plan is described unit by unit and lane by lane", "[plan][unit]") {

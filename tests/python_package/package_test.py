@@ -65,6 +65,9 @@ class JobTest(unittest.TestCase):
     def test_takes_another_array_under_the_same_name_every_round(self):
         self.run_job("fresh_arrays")
 
+    def test_shows_the_plan(self):
+        self.run_job("plan", "compression.uplink.compressor=onebit", "compression.warmup_steps=5")
+
     def test_has_many_in_flight_and_loses_no_result(self):
         self.run_job("asynchronous")
 

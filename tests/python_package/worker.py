@@ -229,6 +229,25 @@ def worth():
         expect((counts[name] > 0) == is_compressed, f"{counts}")
 
 
+def plan():
+    """What has been declared, as the configuration compresses it."""
+    gradwire.declare({"w": numpy.zeros((300, 1000), numpy.float32), "b": numpy.zeros(7, numpy.int64)})
+    known = gradwire.plan()
+    expect((known["workers"], known["servers"], known["lanes"]) == (2, 1, 1), f"{known}")
+    parts = [(member, unit) for unit in known["units"] for member in unit["members"]]
+    whole = sum(member["elements"] for member, _ in parts if member["tensor"] == "w")
+    expect(whole == 300000, f"{parts}")
+    first, integers = parts[0][1], parts[-1][1]
+    expect((first["dtype"], first["op"]) == ("float32", "average"), f"{first}")
+    expect([phase["first_step"] for phase in first["phases"]] == [0, 5], f"{first}")
+    expect(first["phases"][0]["uplink"] == "none", f"{first}")
+    steady = first["phases"][1]
+    expect((steady["uplink"], steady["uplink_class"], steady["uplink_feedback"],
+            steady["downlink"], steady["downlink_class"], steady["downlink_feedback"])
+           == ("onebit", "contractive", "ef", "none", "exact", "none"), f"{steady}")
+    expect(integers["dtype"] == "int64" and len(integers["phases"]) == 1, f"{integers}")
+
+
 def broadcasts():
     rank = gradwire.rank()
     everything = [
@@ -402,7 +421,7 @@ def lost_peer():
 
 SCENARIOS = {function.__name__: function for function in (
     types_and_shapes, in_place_and_strides, fresh_arrays, asynchronous, deadline, compressed,
-    not_finite, worth, broadcasts, wrong_calls, differing, state, scales, forked, no_farewell,
+    not_finite, worth, plan, broadcasts, wrong_calls, differing, state, scales, forked, no_farewell,
     lost_peer)}
 
 

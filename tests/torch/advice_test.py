@@ -118,13 +118,13 @@ class AdviceTest(unittest.TestCase):
         text = advice(torch.optim.Adam(parameters(), lr=0.1), cut)
         self.assertIn("'weight' and 1 more tensor:", text)
 
-    def test_it_is_said_on_rank_0_only(self):
+    def test_it_is_a_warning(self):
         adam = torch.optim.Adam(parameters(), lr=0.1)
-        for rank, expected in ((0, 1), (1, 0)):
+        for compressor, expected in (("onebit", 1), ("bf16", 0)):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                _advice.advise(adam, plan("onebit"), ("weight",), rank)
-            self.assertEqual(len(caught), expected)
+                _advice.advise(adam, plan(compressor), ("weight",))
+            self.assertEqual([warning.category for warning in caught], [UserWarning] * expected)
 
     def test_the_files_that_it_names_are_there(self):
         source = (ROOT / "worker" / "python" / "gradwire" / "torch" / "_advice.py").read_text("utf-8")

@@ -39,20 +39,24 @@ def write_easy_images(folder):
 
 class ExamplesTest(unittest.TestCase):
 
-    def run_example(self, name, *arguments, config="onebit.yaml", expected=0):
+    def run_example(self, name, *arguments, config="onebit.yaml", expected=0, every_rank=False):
+        """Returns what rank 0 has said, or all ranks."""
         environment = {key: value for key, value in os.environ.items()
                        if not key.startswith(("GRADWIRE_", "DMLC_"))}
         environment.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
                            PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
         with tempfile.TemporaryDirectory() as folder:
             command = [ROOT / "scripts" / "gradwire-launch", "--config", ROOT / "configs" / config,
-                       "--bin-dir", BIN, "--free-port", "--workers", "2", "--servers", "1", "--",
-                       "/usr/bin/python3", EXAMPLES / name, *arguments]
+                       "--bin-dir", BIN, "--free-port", "--workers", "2", "--servers", "1",
+                       "--log-dir", pathlib.Path(folder) / "logs", "--", "/usr/bin/python3",
+                       EXAMPLES / name, *arguments]
             result = subprocess.run([str(word) for word in command], env=environment, cwd=folder,
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                     timeout=DEADLINE_S, check=False)
+            logs = "".join(path.read_text(encoding="utf-8") for path in
+                           sorted(pathlib.Path(folder).glob("logs/**/std*.log")))
         self.assertEqual(result.returncode, expected, result.stdout)
-        return result.stdout
+        return logs if every_rank else result.stdout
 
     def losses(self, output):
         found = [float(text) for text in re.findall(r"^step \d+ of \d+: loss ([\d.]+),", output, re.M)]
@@ -69,6 +73,16 @@ class ExamplesTest(unittest.TestCase):
                 accuracy = float(re.search(r"test accuracy ([\d.]+) %", output)[1])
                 # Guessing gives 50 at best.
                 self.assertGreater(accuracy, 90, output)
+                self.assertNotIn("UserWarning", output)
+
+    def test_rank_0_warns_of_adam_with_onebit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_easy_images(pathlib.Path(folder))
+            arguments = ("fashion_mnist.py", "--steps", "1", "--batch", "4", "--optimizer", "adam",
+                         "--data", folder)
+            output = self.run_example(*arguments, every_rank=True)
+        self.assertEqual(output.count("UserWarning: Adam with onebit"), 1, output)
+        self.assertIn("for 'Gradient.fc1.weight': what a biased compressor", output)
 
     def test_fashion_mnist_counts_epochs_in_steps(self):
         with tempfile.TemporaryDirectory() as folder:

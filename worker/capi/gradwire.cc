@@ -28,6 +28,7 @@
 #include "common/base/version.h"
 #include "common/config/config.h"
 #include "common/config/process.h"
+#include "common/plan/plan.h"
 #include "common/wire/limits.h"
 #include "worker/client/client.h"
 
@@ -110,6 +111,26 @@ gradwire_status WithClient(const gradwire_client* client, Body&& body) noexcept 
 Status CheckNotNull(const void* pointer, std::string_view what) {
   if (pointer != nullptr) return Status::Ok();
   return gradwire::InvalidArgument(fmt::format("{} is NULL", what));
+}
+
+/// Gives what `make` makes, a Result of characters or bytes, to a caller that may have to come back
+/// with more room.
+template <typename Make>
+Status WriteTo(void* buffer, std::size_t* bytes, std::string_view what, Make make) {
+  if (Status s = CheckNotNull(bytes, "the place for the size"); !s.ok()) return s;
+  const std::size_t room = *bytes;
+  if (room > 0) {
+    if (Status s = CheckNotNull(buffer, "the buffer"); !s.ok()) return s;
+  }
+  const auto made = make();
+  if (!made.ok()) return made.status();
+  *bytes = made->size();
+  if (room < made->size()) {
+    return gradwire::BufferTooSmall(
+        fmt::format("{} is {} bytes, the buffer {}", what, made->size(), room));
+  }
+  std::memcpy(buffer, made->data(), made->size());
+  return Status::Ok();
 }
 
 /// A name with `prefix` bytes that are put in front of it.
@@ -392,20 +413,8 @@ gradwire_status gradwire_barrier(gradwire_client* client) {
 }
 
 gradwire_status gradwire_save_state(gradwire_client* client, void* buffer, size_t* bytes) {
-  return WithClient(client, [&](gradwire::Client& c) -> Status {
-    if (Status s = CheckNotNull(bytes, "the place for the size"); !s.ok()) return s;
-    const std::size_t room = *bytes;
-    if (room > 0)
-      if (Status s = CheckNotNull(buffer, "the buffer"); !s.ok()) return s;
-    const auto saved = c.SaveState();
-    if (!saved.ok()) return saved.status();
-    *bytes = saved.value().size();
-    if (room < saved.value().size()) {
-      return gradwire::BufferTooSmall(
-          fmt::format("the state is {} bytes, the buffer {}", saved.value().size(), room));
-    }
-    std::memcpy(buffer, saved.value().data(), saved.value().size());
-    return Status::Ok();
+  return WithClient(client, [&](gradwire::Client& c) {
+    return WriteTo(buffer, bytes, "the state", [&] { return c.SaveState(); });
   });
 }
 
@@ -415,6 +424,13 @@ gradwire_status gradwire_load_state(gradwire_client* client, const void* buffer,
       if (Status s = CheckNotNull(buffer, "the buffer"); !s.ok()) return s;
     }
     return c.RestoreState({static_cast<const std::byte*>(buffer), bytes});
+  });
+}
+
+gradwire_status gradwire_plan(gradwire_client* client, char* text, size_t* bytes) {
+  return WithClient(client, [&](gradwire::Client& c) {
+    return WriteTo(text, bytes, "the plan",
+                   [&] { return Result<std::string>(gradwire::PlanToJson(c.plan())); });
   });
 }
 

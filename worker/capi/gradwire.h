@@ -183,6 +183,11 @@ gradwire_status gradwire_save_state(gradwire_client* client, void* buffer, size_
 /* Errors: CORRUPT_DATA if it is not what gradwire_save_state wrote. */
 gradwire_status gradwire_load_state(gradwire_client* client, const void* buffer, size_t bytes);
 
+/* Writes the plan as JSON to `text` of *bytes bytes, without a zero behind it, and sets *bytes to
+   its size: what is sent together and how it is compressed (docs/python.md has the fields). Errors
+   as those of gradwire_save_state. */
+gradwire_status gradwire_plan(gradwire_client* client, char* text, size_t* bytes);
+
 gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats* stats);
 
 /* One number by name, for what has come since gradwire_stats was fixed. Since the first step that

@@ -15,6 +15,7 @@ them in the same order. All errors of a job are GradwireError.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from typing import Any, Dict, Mapping, Optional, Union
 
@@ -27,7 +28,7 @@ from ._client import (AVERAGE, DTYPES, SUM, Code, Declaration, GradwireError, Ha
 
 __all__ = [
     "Code", "GradwireError", "Handle", "barrier", "broadcast", "declare", "end_step", "init",
-    "is_initialized", "load_state_dict", "local_rank", "local_size", "poll", "push_pull",
+    "is_initialized", "load_state_dict", "local_rank", "local_size", "plan", "poll", "push_pull",
     "push_pull_async", "rank", "set_learning_rate", "set_loss_scale", "shutdown", "size", "state_dict",
     "stats", "synchronize", "version",
 ]
@@ -244,16 +245,21 @@ def state_dict() -> Dict[str, Any]:
     while nothing is in flight."""
     client = require()
     client.check_idle("state_dict")
+    return {"version": _STATE_VERSION, "rank": rank(), "size": size(),
+            "residuals": _read(client, client.native.gradwire_save_state)}
+
+
+def _read(client: Client, function: Any) -> bytes:
+    """What a function of the library writes that wants a buffer of the right size."""
     count = ctypes.c_size_t(0)
     buffer = ctypes.create_string_buffer(0)
     while True:
-        status = client.native.gradwire_save_state(client.pointer(), buffer, ctypes.byref(count))
+        status = function(client.pointer(), buffer, ctypes.byref(count))
         if status != Code.BUFFER_TOO_SMALL:
             break
         buffer = ctypes.create_string_buffer(count.value)
     client.check(status)
-    return {"version": _STATE_VERSION, "rank": rank(), "size": size(),
-            "residuals": ctypes.string_at(buffer, count.value)}
+    return ctypes.string_at(buffer, count.value)
 
 
 def load_state_dict(state: Mapping[str, Any]) -> None:
@@ -270,6 +276,13 @@ def load_state_dict(state: Mapping[str, Any]) -> None:
                        f"{rank()} of {size()}")
     residuals = bytes(state["residuals"])
     client.check(client.native.gradwire_load_state(client.pointer(), residuals, len(residuals)))
+
+
+def plan() -> Dict[str, Any]:
+    """What is sent together and how it is compressed, as declared so far: version, workers, servers,
+    lanes and units. docs/python.md has the fields."""
+    client = require()
+    return json.loads(_read(client, client.native.gradwire_plan))
 
 
 def stats() -> Dict[str, Union[int, float]]:

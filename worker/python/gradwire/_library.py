@@ -81,6 +81,7 @@ _SIGNATURES = {
     "gradwire_save_state": (ctypes.c_int, [_CLIENT, ctypes.c_void_p,
                                            ctypes.POINTER(ctypes.c_size_t)]),
     "gradwire_load_state": (ctypes.c_int, [_CLIENT, ctypes.c_char_p, ctypes.c_size_t]),
+    "gradwire_plan": (ctypes.c_int, [_CLIENT, ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]),
     "gradwire_get_stats": (ctypes.c_int, [_CLIENT, ctypes.POINTER(Stats)]),
     "gradwire_get_value": (ctypes.c_int, [_CLIENT, ctypes.c_char_p,
                                           ctypes.POINTER(ctypes.c_double)]),

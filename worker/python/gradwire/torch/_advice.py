@@ -18,16 +18,16 @@ _ROUNDING = ("fp16", "bf16")
 _LONG_MOMENTUM = 0.9
 
 
-def advise(optimizer: torch.optim.Optimizer, plan: Mapping[str, Any], names: Collection[str],
-           rank: int) -> None:
-    """Warns on rank 0, once, if the compression that the plan has for the tensors `names` in the end
-    is known to harm training with this optimizer.
+def advise(optimizer: torch.optim.Optimizer, plan: Mapping[str, Any], names: Collection[str]
+           ) -> None:
+    """Warns if the compression that the plan has for the tensors `names` in the end is known to harm
+    training with this optimizer.
 
     plan: as gradwire.plan() gives it.
     """
-    text = advice(optimizer, plan, names) if rank == 0 else None
+    text = advice(optimizer, plan, names)
     if text is not None:
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=3)
 
 
 def advice(optimizer: torch.optim.Optimizer, plan: Mapping[str, Any], names: Collection[str]

@@ -9,9 +9,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set,
 
 import torch
 
-from .. import Code, GradwireError, rank, size
+from .. import Code, GradwireError, plan, rank, size
 from .._client import invalid
 from . import _ops
+from ._advice import advise
 from ._gradients import GradientExchange, Slot, check_module, check_parameter, unique_names
 
 _URGENT = 2**30  # before every gradient
@@ -598,4 +599,6 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,  # pylint: disable=in
     except BaseException:
         optimizer.__class__ = original
         raise
+    if rank() == 0:
+        advise(optimizer, plan(), [slot.name for slot in optimizer._exchange.slots])  # type: ignore[attr-defined]
     return optimizer
