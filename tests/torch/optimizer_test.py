@@ -114,6 +114,12 @@ class OptimizerTest(unittest.TestCase):
         self.run_job("learning_rates", settings=[
             *onebit, "compression.uplink.feedback=ef_lr", "compression.downlink.feedback=ef_lr"])
 
+    def test_rank_0_is_told_what_goes_badly_with_the_compression(self):
+        for compressor in ("none", "onebit"):
+            with self.subTest(compressor=compressor):
+                self.run_job("advice", settings=["compression.min_bytes=0B",
+                                                 f"compression.uplink.compressor={compressor}"])
+
     def test_updates_that_overlap_the_next_forward_pass(self):
         self.run_job("overlap")
 

@@ -882,7 +882,7 @@ def residuals_follow_the_scale():
         scaler.scale(loss_of(models[0], batch(step, gw.rank()))).backward()
         scaler.step(scaled)
         scaler.update()
-    gradwire.set_loss_scale(0)  # not given
+    gw.set_loss_scale(0)  # not given
     plain = gw.DistributedOptimizer(sgd(models[1]), models[1].named_parameters())
     train(models[1], plain, 10)
     expect(scaler.get_scale() == 1024 * 2.0**10, f"the scale is {scaler.get_scale()}")
@@ -892,13 +892,28 @@ def residuals_follow_the_scale():
     expect(off > 1e-3, f"the test wants a compressor that keeps residuals; it is {off} off")
 
 
+def advice():
+    """Rank 0 alone is told, once, what goes badly with the job's compression."""
+    for make, is_bad in ((torch.optim.Adam, True), (sgd, True), (torch.optim.SGD, False)):
+        model = network()
+        optimizer = make(model) if make is sgd else make(model.parameters(), lr=0.01)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer = gw.DistributedOptimizer(optimizer, model.named_parameters())
+            train(model, optimizer, 2)
+        texts = [str(warning.message) for warning in caught]
+        is_onebit = gw.plan()["units"][0]["phases"][-1]["uplink"] == "onebit"
+        expected = int(is_bad and is_onebit and gw.rank() == 0)
+        expect(len(texts) == expected and all("onebit" in text for text in texts), f"{make}: {texts}")
+
+
 def learning_rates():
     """Told before a step's first push, when they change; for ef_lr they must be known everywhere."""
     told = []
 
     def tell(rate, names):
         told.append((rate, len(names)))
-        gradwire.set_learning_rate(rate, names)
+        gw.set_learning_rate(rate, names)
 
     model = network()
     model[7].bias.requires_grad_(False)
@@ -1182,7 +1197,8 @@ SCENARIOS = {function.__name__: function for function in (
     equals_doubled_batch, hooks_of_pytorch_2, two_hundred_steps, two_models, one_backward_for_two_optimizers,
     one_loss_reaches_both, clipping, several_passes, shared_and_unused, wrong_orders, closures,
     gradient_objects, dtypes, schedulers_and_states, refusals, uneven_batches, failing_in_join,
-    not_finite, mixed_precision, residuals_follow_the_scale, learning_rates, overlap, data_parallel, killed)}
+    not_finite, mixed_precision, residuals_follow_the_scale, advice, learning_rates, overlap, data_parallel,
+    killed)}
 
 
 def main():

@@ -9,7 +9,8 @@ Names and signatures are those of BytePS and Horovod; docs/torch.md says how the
 """
 
 from .. import (Code, GradwireError, barrier, init, is_initialized, load_state_dict, local_rank,
-                local_size, plan, rank, shutdown, size, state_dict, stats, version)
+                local_size, plan, rank, set_learning_rate, set_loss_scale, shutdown, size, state_dict,
+                stats, version)
 from ._ddp_hook import DDPState, comm_hook
 from ._ops import (Compression, broadcast_optimizer_state, broadcast_parameters, declare, end_step,
                    poll, push_pull, push_pull_async, push_pull_async_inplace, push_pull_inplace,
@@ -21,6 +22,7 @@ __all__ = [
     "Code", "Compression", "DDPState", "DistributedDataParallel", "DistributedOptimizer",
     "GradwireError", "barrier", "broadcast_optimizer_state", "broadcast_parameters", "comm_hook",
     "declare", "end_step", "init", "is_initialized", "load_state_dict", "local_rank", "local_size",
-    "plan", "poll", "push_pull", "push_pull_async", "push_pull_async_inplace", "push_pull_inplace", "rank",
-    "shutdown", "size", "state_dict", "stats", "synchronize", "version",
+    "plan", "poll", "push_pull", "push_pull_async", "push_pull_async_inplace", "push_pull_inplace",
+    "rank", "set_learning_rate", "set_loss_scale", "shutdown", "size", "state_dict", "stats",
+    "synchronize", "version",
 ]
