@@ -168,6 +168,23 @@ class AloneTest(unittest.TestCase):
                 self.assertIn(path, result.stdout)
                 self.assertIn(part, result.stdout)
 
+    def test_a_library_that_lacks_a_function_is_named_with_it(self):
+        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+        if compiler is None:
+            self.skipTest("SKIPPED: there is no C compiler")
+        with tempfile.TemporaryDirectory() as folder:
+            source, library = (pathlib.Path(folder) / name for name in ("old.c", "libold.so"))
+            source.write_text("unsigned gradwire_abi_version(void) { return 1; }\n"
+                              "void gradwire_version(void) {}\n", encoding="utf-8")
+            built = run([compiler, "-shared", "-fPIC", source, "-o", library], environment())
+            self.assertEqual(built.returncode, 0, built.stdout)
+            result = run_python("import gradwire\n"
+                                "try: gradwire.init()\n"
+                                "except gradwire.GradwireError as e: print(e)",
+                                LIBGRADWIRE=str(library))
+        self.assertIn(f"{library} (lacks gradwire_last_error, gradwire_init, ", result.stdout)
+        self.assertNotIn("gradwire_version", result.stdout)
+
     def test_says_that_init_comes_first(self):
         for call in ("rank()", "barrier()", "stats()", "end_step()", "state_dict()",
                      "push_pull(numpy.ones(1), name='w')"):

@@ -132,6 +132,10 @@ def load() -> ctypes.CDLL:
         if version() != ABI_VERSION:
             tried.append(f"{place} (has interface {version()}, expected {ABI_VERSION})")
             continue
+        missing = [name for name in _SIGNATURES if not hasattr(library, name)]
+        if missing:
+            tried.append(f"{place} (lacks {', '.join(missing)}: it is older than this package)")
+            continue
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, name)
             function.restype = result
