@@ -265,6 +265,12 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
     case MessageKind::kRepull:
       shard_.OnRepull(rank, header);
       return;
+    case MessageKind::kReadState:
+      shard_.OnReadState(rank, header);
+      return;
+    case MessageKind::kWriteState:
+      shard_.OnWriteState(rank, header, payload);
+      return;
     case MessageKind::kGoodbye: {
       Header ack;
       ack.kind = MessageKind::kGoodbyeAck;
@@ -288,7 +294,7 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
     }
     case MessageKind::kBarrier:
       if (!IsRoot()) break;
-      root_->OnBarrier(rank, header.round, now);
+      root_->OnBarrier(rank, header.round, header.step, now);
       return;
     case MessageKind::kError:
       Fail({header.error, fmt::format("{}: {}", Describe(worker.life.name), ErrorText(payload))});

@@ -323,7 +323,8 @@ void Root::HandOutIfAcknowledged() {
   for (const Member& worker : workers_) SendPlan(worker.peer);
 }
 
-void Root::OnBarrier(std::uint32_t rank, std::uint64_t number, Clock::time_point now) {
+void Root::OnBarrier(std::uint32_t rank, std::uint64_t number, std::uint64_t step,
+                     Clock::time_point now) {
   Member& worker = workers_[rank];
   Header done;
   done.kind = MessageKind::kBarrierDone;
@@ -342,6 +343,14 @@ void Root::OnBarrier(std::uint32_t rank, std::uint64_t number, Clock::time_point
     barrier_opened_ = now;
   }
   worker.barrier = number;
+  worker.barrier_step = step;
+  for (const Member& other : workers_) {
+    if (!other.barrier || *other.barrier != number || other.barrier_step == step) continue;
+    output_.Fail(InvalidArgument(
+        fmt::format("state of different steps: {} saves or restores step {}, {} step {}",
+                    Describe(worker.name), step, Describe(other.name), other.barrier_step)));
+    return;
+  }
   for (const Member& other : workers_) {
     if (!other.barrier || *other.barrier != number) return;
   }

@@ -54,7 +54,8 @@ class Root {
 
   void OnDeclare(std::uint32_t rank, Declare declare, Clock::time_point now);
   void OnPlanAck(std::uint32_t server, std::uint64_t version);
-  void OnBarrier(std::uint32_t rank, std::uint64_t number, Clock::time_point now);
+  void OnBarrier(std::uint32_t rank, std::uint64_t number, std::uint64_t step,
+                 Clock::time_point now);
   /// Until everyone is there: says who is missing now and then, fails at the deadline.
   void WatchStart(Clock::time_point now);
 
@@ -79,6 +80,7 @@ class Root {
     Clock::time_point hello_at;            // the first
     std::optional<Declare> declared;       // the open batch
     std::optional<std::uint64_t> barrier;  // the number it has reached
+    std::uint64_t barrier_step = 0;        // what it said there
     std::uint64_t acknowledged_plan = 0;   // servers
   };
 

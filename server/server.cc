@@ -128,16 +128,6 @@ class ServerImpl final : public Server, public LaneOwner {
     return stats;
   }
 
-  Result<std::vector<std::byte>> SaveState() override {
-    WaitForLanes();
-    return residuals_.Save();
-  }
-
-  Status RestoreState(ByteView saved) override {
-    WaitForLanes();
-    return residuals_.Restore(saved);
-  }
-
   std::vector<float> ReadResidual(const std::string& tensor, std::uint64_t count) override {
     WaitForLanes();
     return residuals_.Read(tensor, count);

@@ -50,9 +50,8 @@ class Server {
   virtual void Stop() = 0;
 
   virtual ServerStats stats() const = 0;
-  /// Residuals of this server, at a moment when no round is open.
-  virtual Result<std::vector<std::byte>> SaveState() = 0;
-  virtual Status RestoreState(ByteView saved) = 0;
+  /// The residual of a tensor's first `count` elements here, zeros where there is none; at a moment
+  /// when no round is open.
   virtual std::vector<float> ReadResidual(const std::string& tensor, std::uint64_t count) = 0;
 };
 

@@ -317,6 +317,85 @@ void Shard::OnRepull(std::uint32_t rank, const Header& header) {
   output_.Reply(rank, again, {});
 }
 
+Shard::Key* Shard::FindForState(std::uint32_t rank, const Header& header) {
+  const std::string what =
+      fmt::format("{} of rank {} for key {}", MessageKindName(header.kind), rank, header.key);
+  Key* const key = Find(header.key);
+  if (key == nullptr) {
+    output_.Fail(CorruptData(fmt::format("{}, which server {} lane {} does not own", what,
+                                         options_.server, options_.lane)));
+  } else if (rank != 0) {
+    output_.Fail(
+        InvalidArgument(fmt::format("{}: worker 0 alone saves and restores servers' state", what)));
+  } else if (key->present > 0) {
+    output_.Fail(InvalidArgument(
+        fmt::format("{} while {}, step {}, round {} is open: state is saved and restored when "
+                    "nothing is in flight on any worker",
+                    what, Describe(*key), key->step, key->round)));
+  } else {
+    return key;
+  }
+  return nullptr;
+}
+
+void Shard::OnReadState(std::uint32_t rank, const Header& header) {
+  const Key* const key = FindForState(rank, header);
+  if (key == nullptr) return;
+  Header state;
+  state.kind = MessageKind::kState;
+  state.key = header.key;
+  state.step = header.step;
+  state.round = key->round;
+  const std::vector<std::byte> saved = residuals_.SaveUnit(header.key);
+  Payload payload;
+  if (!saved.empty()) {
+    const PooledBuffer buffer = pool_.Acquire(saved.size());
+    std::copy(saved.begin(), saved.end(), buffer.bytes().begin());
+    payload = buffer.Share(saved.size());
+  }
+  output_.Reply(rank, state, payload);
+}
+
+void Shard::OnWriteState(std::uint32_t rank, const Header& header, const Payload& payload) {
+  Key* const key = FindForState(rank, header);
+  if (key == nullptr) return;
+  if (Status status = WriteState(*key, header, payload); !status.ok()) {
+    output_.Fail({status.code(), fmt::format("state of rank {} for {}: {}", rank, Describe(*key),
+                                             status.message())});
+    return;
+  }
+  Header written;
+  written.kind = MessageKind::kStateWritten;
+  written.key = header.key;
+  written.step = header.step;
+  written.round = key->round;
+  output_.Reply(rank, written, {});
+}
+
+Status Shard::WriteState(Key& key, const Header& header, const Payload& payload) {
+  if (payload.empty()) {
+    residuals_.ClearUnit(key.unit->key);
+  } else {
+    const Unit& unit = *key.unit;
+    const auto phase = std::find_if(
+        unit.phases.begin(), unit.phases.end(),
+        [](const Phase& candidate) { return candidate.downlink_feedback != Feedback::kNone; });
+    if (phase == unit.phases.end()) {
+      return InvalidArgument(
+          fmt::format("a residual of {} bytes, and the way down has no feedback", payload.size()));
+    }
+    const auto codec = codecs_.GetFor(phase->downlink, unit.dtype);
+    if (!codec.ok()) return codec.status();
+    GRADWIRE_RETURN_IF_ERROR(
+        residuals_.RestoreUnit(unit.key, RangesOf(*plan_, unit), **codec, payload.bytes));
+    key.prepared_phase = UINT32_MAX;  // the residual may be new, and another codec's
+  }
+  key.round = header.round;
+  key.has_kept = false;
+  key.kept = {};
+  return Status::Ok();
+}
+
 std::string Shard::DescribeRoundThatWaitsFor(std::uint32_t rank) const {
   for (const auto& key : keys_) {
     if (key == nullptr || key->state != RoundState::kCollecting || key->present == 0) continue;

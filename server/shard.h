@@ -71,6 +71,11 @@ class Shard {
   /// A worker came back and still waits for (key, round).
   void OnRepull(std::uint32_t rank, const Header& header);
 
+  /// Worker 0 asks for a key's residual and next round, or gives them, at a moment when no round is
+  /// open; anything else fails the job by name.
+  void OnReadState(std::uint32_t rank, const Header& header);
+  void OnWriteState(std::uint32_t rank, const Header& header, const Payload& payload);
+
   /// The job has failed: lets go of every payload that no reduction is reading.
   void Abandon();
 
@@ -93,6 +98,9 @@ class Shard {
   std::string Describe(const Key& key) const;
   Status Check(const Key& key, std::uint32_t rank, const Header& header,
                const Payload& payload) const;
+  /// The key that worker 0 may read or write the state of now; null if it fails the job.
+  Key* FindForState(std::uint32_t rank, const Header& header);
+  Status WriteState(Key& key, const Header& header, const Payload& payload);
   Status Prepare(Key& key);
   void Close(Key& key);
   void Finish(Key& key);

@@ -11,7 +11,7 @@
 namespace gradwire {
 namespace {
 
-constexpr std::uint32_t kLastKind = static_cast<std::uint32_t>(MessageKind::kShutdown);
+constexpr std::uint32_t kLastKind = static_cast<std::uint32_t>(MessageKind::kStateWritten);
 constexpr std::uint32_t kLastReply = static_cast<std::uint32_t>(ReplyKind::kNonfinite);
 constexpr std::uint32_t kLastError = static_cast<std::uint32_t>(StatusCode::kInternal);
 
@@ -66,6 +66,14 @@ std::string_view MessageKindName(MessageKind kind) {
       return "Heartbeat";
     case MessageKind::kShutdown:
       return "Shutdown";
+    case MessageKind::kReadState:
+      return "ReadState";
+    case MessageKind::kState:
+      return "State";
+    case MessageKind::kWriteState:
+      return "WriteState";
+    case MessageKind::kStateWritten:
+      return "StateWritten";
   }
   return "invalid";
 }

@@ -32,6 +32,11 @@ enum class MessageKind : std::uint8_t {
   kError = 15,  // payload: text. `error` says its code; the job (or the connection) is over.
   kHeartbeat = 16,
   kShutdown = 17,  // root to servers: every worker has said goodbye.
+  // A key's state, for checkpoints: its residual and the round that comes next (`round`).
+  kReadState = 18,     // worker 0 to server
+  kState = 19,         // payload: saved residual, or none. Server to worker.
+  kWriteState = 20,    // payload: saved residual, or none. Worker 0 to server.
+  kStateWritten = 21,  // server to worker
 };
 
 std::string_view MessageKindName(MessageKind kind);

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "common/base/random.h"
+#include "common/base/byte_io.h"
 #include "compressors/codecs/float_mode.h"
 
 namespace gradwire {
@@ -17,18 +17,6 @@ namespace {
 
 constexpr std::string_view kMagic = "GWRESIDU";
 constexpr std::uint32_t kVersion = 2;
-
-/// Eight bytes at a time, since residuals are as large as the model.
-std::uint64_t Checksum(ByteView bytes) {
-  std::uint64_t hash = Mix64(bytes.size());
-  std::size_t i = 0;
-  for (; i + sizeof(std::uint64_t) <= bytes.size(); i += sizeof(std::uint64_t)) {
-    hash = Mix64(hash ^ LoadLe<std::uint64_t>(bytes.data() + i));
-  }
-  std::uint64_t last = 0;
-  if (i < bytes.size()) std::memcpy(&last, bytes.data() + i, bytes.size() - i);
-  return Mix64(hash ^ last);
-}
 
 /// The part that two stretches of a tensor have in common; empty if begin >= end.
 struct Overlap {
@@ -62,49 +50,14 @@ void Multiply(double alpha, std::span<float> values) {
   }
 }
 
-/// Reads fixed-size parts off the front of some bytes.
-class Reader {
- public:
-  explicit Reader(ByteView bytes) : bytes_(bytes) {}
-
-  bool Take(std::uint64_t count, ByteView& part) {
-    if (count > bytes_.size()) return false;
-    part = bytes_.first(static_cast<std::size_t>(count));
-    bytes_ = bytes_.subspan(static_cast<std::size_t>(count));
-    return true;
-  }
-  template <typename T>
-  bool Take(T& value) {
-    ByteView part;
-    if (!Take(sizeof(T), part)) return false;
-    value = LoadLe<T>(part.data());
-    return true;
-  }
-  std::size_t left() const { return bytes_.size(); }
-
- private:
-  ByteView bytes_;
-};
-
-template <typename T>
-void Append(std::vector<std::byte>& bytes, const T& value) {
-  const std::size_t at = bytes.size();
-  bytes.resize(at + sizeof(T));
-  StoreLe(bytes.data() + at, value);
-}
-
-void AppendBytes(std::vector<std::byte>& bytes, ByteView more) {
-  bytes.insert(bytes.end(), more.begin(), more.end());
-}
-
 void AppendRange(std::vector<std::byte>& bytes, std::string_view tensor, std::uint64_t offset,
                  const GradientScale& scale, std::span<const float> values) {
-  Append(bytes, static_cast<std::uint32_t>(tensor.size()));
+  AppendLe(bytes, static_cast<std::uint32_t>(tensor.size()));
   AppendBytes(bytes, AsBytes(tensor));
-  Append(bytes, offset);
-  Append(bytes, static_cast<std::uint64_t>(values.size()));
-  Append(bytes, scale.learning_rate);
-  Append(bytes, scale.loss_scale);
+  AppendLe(bytes, offset);
+  AppendLe(bytes, static_cast<std::uint64_t>(values.size()));
+  AppendLe(bytes, scale.learning_rate);
+  AppendLe(bytes, scale.loss_scale);
   AppendBytes(bytes, AsBytes(values));
 }
 
@@ -221,33 +174,49 @@ Status ResidualStore::ChangeCodec(std::uint64_t key, const Compressor& codec) {
   return Status::Ok();
 }
 
-Result<std::vector<std::byte>> ResidualStore::Save() {
-  const std::lock_guard lock(mu_);
+std::vector<std::byte> ResidualStore::BeginSaved(std::uint64_t num_ranges) {
   std::vector<std::byte> bytes;
   AppendBytes(bytes, AsBytes(kMagic));
-  Append(bytes, kVersion);
+  AppendLe(bytes, kVersion);
+  AppendLe(bytes, num_ranges);
+  return bytes;
+}
+
+void ResidualStore::AppendEntry(Entry& entry, std::vector<std::byte>& bytes) {
+  entry.codec->Flush(entry.residual);
+  const GradientScale& scale = entry.residual.scale;
+  entry.ForEachRange([&](const TensorRange& range, std::span<const float> values) {
+    AppendRange(bytes, range.tensor, range.offset, scale, values);
+  });
+}
+
+Result<std::vector<std::byte>> ResidualStore::Save() {
+  const std::lock_guard lock(mu_);
   std::uint64_t num_ranges = 0;
   for (const auto& [key, entry] : entries_) num_ranges += entry->ranges.size();
   for (const auto& [tensor, pieces] : restored_) num_ranges += pieces.size();
-  Append(bytes, num_ranges);
-  for (const auto& [key, entry] : entries_) {
-    entry->codec->Flush(entry->residual);
-    const GradientScale& scale = entry->residual.scale;
-    entry->ForEachRange([&](const TensorRange& range, std::span<const float> values) {
-      AppendRange(bytes, range.tensor, range.offset, scale, values);
-    });
-  }
+  std::vector<std::byte> bytes = BeginSaved(num_ranges);
+  for (const auto& [key, entry] : entries_) AppendEntry(*entry, bytes);
   for (const auto& [tensor, pieces] : restored_) {
     for (const auto& [offset, piece] : pieces) {
       AppendRange(bytes, tensor, offset, piece.scale, piece.values);
     }
   }
-  Append(bytes, Checksum(bytes));
+  AppendLe(bytes, Checksum(bytes));
   return bytes;
 }
 
-Status ResidualStore::Restore(ByteView saved) {
-  // First everything is read and checked, then it is taken over.
+std::vector<std::byte> ResidualStore::SaveUnit(std::uint64_t key) {
+  const std::lock_guard lock(mu_);
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return {};
+  std::vector<std::byte> bytes = BeginSaved(found->second->ranges.size());
+  AppendEntry(*found->second, bytes);
+  AppendLe(bytes, Checksum(bytes));
+  return bytes;
+}
+
+Result<std::map<std::string, ResidualStore::Pieces>> ResidualStore::ParseSaved(ByteView saved) {
   if (saved.size() < kMagic.size() + sizeof(std::uint64_t)) {
     return Damaged(fmt::format("{} bytes are too few", saved.size()));
   }
@@ -257,7 +226,7 @@ Status ResidualStore::Restore(ByteView saved) {
   if (const std::uint64_t got = Checksum(body); got != expected) {
     return Damaged(fmt::format("checksum is {:016x}, expected {:016x}", got, expected));
   }
-  Reader reader(body.subspan(kMagic.size()));
+  ByteReader reader(body.subspan(kMagic.size()));
   std::uint32_t version = 0;
   if (!reader.Take(version)) return Damaged("the version is missing");
   if (version != kVersion) {
@@ -300,20 +269,82 @@ Status ResidualStore::Restore(ByteView saved) {
   if (reader.left() != 0) {
     return Damaged(fmt::format("{} bytes follow the last range", reader.left()));
   }
+  return read;
+}
 
+Status ResidualStore::Restore(ByteView saved) {
+  auto parsed = ParseSaved(saved);
+  if (!parsed.ok()) return parsed.status();
+  std::map<std::string, Pieces> read = std::move(parsed).value();
   const std::lock_guard lock(mu_);
   for (const auto& [key, entry] : entries_) {
-    entry->codec->Flush(entry->residual);
+    Clear(*entry);
     TakeOver(*entry, read);
   }
-  for (auto& [tensor, pieces] : read) {
-    Pieces& kept = restored_[tensor];
-    for (auto& [offset, piece] : pieces) {
-      Cut(kept, offset, piece.values.size());
-      kept.emplace(offset, std::move(piece));
+  restored_ = std::move(read);
+  return Status::Ok();
+}
+
+Status ResidualStore::RestoreUnit(std::uint64_t key, const std::vector<TensorRange>& ranges,
+                                  const Compressor& codec, ByteView saved) {
+  auto parsed = ParseSaved(saved);
+  if (!parsed.ok()) return parsed.status();
+  const auto residual = Get(key, ranges, codec);
+  if (!residual.ok()) return residual.status();
+  const std::lock_guard lock(mu_);
+  Entry& entry = *entries_.at(key);
+  Clear(entry);
+  TakeOver(entry, parsed.value());
+  return Status::Ok();
+}
+
+void ResidualStore::Clear(Entry& entry) {
+  entry.codec->Flush(entry.residual);
+  std::fill(entry.values.begin(), entry.values.end(), 0.0F);
+  entry.residual.scale = {};
+}
+
+void ResidualStore::ClearUnit(std::uint64_t key) {
+  const std::lock_guard lock(mu_);
+  const auto found = entries_.find(key);
+  if (found != entries_.end()) Clear(*found->second);
+}
+
+Result<std::vector<std::byte>> ResidualStore::Select(const std::vector<ByteView>& saved,
+                                                     const std::vector<TensorRange>& ranges) {
+  std::uint64_t count = 0;
+  std::vector<std::byte> parts;
+  for (const ByteView bytes : saved) {
+    const auto parsed = ParseSaved(bytes);
+    if (!parsed.ok()) return parsed.status();
+    for (const TensorRange& range : ranges) {
+      const auto found = parsed->find(range.tensor);
+      if (found == parsed->end()) continue;
+      for (const auto& [offset, piece] : found->second) {
+        const Overlap common(offset, piece.values.size(), range.offset, range.count);
+        if (common.begin >= common.end) continue;
+        AppendRange(parts, range.tensor, common.begin, piece.scale,
+                    std::span(piece.values)
+                        .subspan(static_cast<std::size_t>(common.begin - offset),
+                                 static_cast<std::size_t>(common.end - common.begin)));
+        ++count;
+      }
     }
   }
-  return Status::Ok();
+  if (count == 0) return parts;
+  std::vector<std::byte> bytes = BeginSaved(count);
+  AppendBytes(bytes, parts);
+  AppendLe(bytes, Checksum(bytes));
+  return bytes;
+}
+
+std::vector<std::string> ResidualStore::UnclaimedTensors() const {
+  const std::lock_guard lock(mu_);
+  std::vector<std::string> names;
+  for (const auto& [tensor, pieces] : restored_) {
+    if (!pieces.empty()) names.push_back(tensor);
+  }
+  return names;
 }
 
 std::vector<float> ResidualStore::Read(const std::string& tensor, std::uint64_t count) {

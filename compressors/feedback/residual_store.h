@@ -45,11 +45,31 @@ class ResidualStore {
   /// checksum.
   Result<std::vector<std::byte>> Save();
 
-  /// Takes saved residuals: for known units at once, for others when Get first asks. They bring
-  /// their scale along: what a unit holds of other ranges is brought to that of its first restored
-  /// one.
-  /// Errors: CorruptData if the bytes are damaged; nothing is changed then.
+  /// Sets all residuals to saved ones, and to zero where those have nothing: of known units at
+  /// once, of others when Get first asks. They bring their scale along: where a unit's ranges were
+  /// saved in several, it takes the first one's. Errors: CorruptData if the bytes are damaged;
+  /// nothing is changed then.
   Status Restore(ByteView saved);
+
+  /// One unit's residual in the form of Save; empty if it has none.
+  std::vector<std::byte> SaveUnit(std::uint64_t key);
+
+  /// Sets one unit's residual, which it need not have yet, to what saved residuals have of its
+  /// ranges, and to zero where they have nothing. Errors: as Restore and Get.
+  Status RestoreUnit(std::uint64_t key, const std::vector<TensorRange>& ranges,
+                     const Compressor& codec, ByteView saved);
+  /// Sets the unit's residual to zero, if it has one.
+  void ClearUnit(std::uint64_t key);
+
+  /// What saved residuals have of some ranges, in the form of Save; empty if they have nothing of
+  /// them. Errors: as Restore.
+  static Result<std::vector<std::byte>> Select(const std::vector<ByteView>& saved,
+                                               const std::vector<TensorRange>& ranges);
+  /// Errors: as Restore.
+  static Status Check(ByteView saved) { return ParseSaved(saved).status(); }
+
+  /// Tensors of which something restored belongs to no unit that has asked for it yet.
+  std::vector<std::string> UnclaimedTensors() const;
 
   /// The residual of one tensor as far as this store has it: values[count], zeros where unknown,
   /// each in the scale that its unit was last kept with.
@@ -67,6 +87,10 @@ class ResidualStore {
   /// Pieces of one tensor by offset; they never overlap.
   using Pieces = std::map<std::uint64_t, Piece>;
 
+  static std::vector<std::byte> BeginSaved(std::uint64_t num_ranges);
+  static void Clear(Entry& entry);
+  static void AppendEntry(Entry& entry, std::vector<std::byte>& bytes);
+  static Result<std::map<std::string, Pieces>> ParseSaved(ByteView saved);
   static void Cut(Pieces& pieces, std::uint64_t offset, std::uint64_t count);
   static void TakeOver(Entry& entry, std::map<std::string, Pieces>& from);
 

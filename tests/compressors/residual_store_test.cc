@@ -263,33 +263,48 @@ TEST_CASE("saved residuals bring their scale along", "[compressors][residual_sto
 
 TEST_CASE("what is restored in several scales is brought to one", "[compressors][residual_store]") {
   const auto none = Make("none");
-  ResidualStore first;
-  Residual& w = GetFrom(first, 1, {{"w", 0, 10}}, *none);
+  ResidualStore store;
+  Residual& w = GetFrom(store, 1, {{"w", 0, 10}}, *none);
   Fill(w, 1);
   w.scale = {0.1, 512};
-  ResidualStore second;
-  Residual& b = GetFrom(second, 1, {{"b", 0, 10}}, *none);
+  Residual& b = GetFrom(store, 2, {{"b", 0, 10}}, *none);
   Fill(b, 100);
   b.scale = {0.2, 512};
+  const std::vector<std::byte> saved = SaveOf(store);
+  const std::vector<TensorRange> ranges = {{"w", 5, 5}, {"b", 0, 5}};
+  const std::vector<float> expected = {6, 7, 8, 9, 10, 200, 202, 204, 206, 208};
 
+  ResidualStore other;
   SECTION("into a unit that nobody has asked for yet") {
-    ResidualStore store;
-    REQUIRE(store.Restore(SaveOf(first)).ok());
-    REQUIRE(store.Restore(SaveOf(second)).ok());
+    REQUIRE(other.Restore(saved).ok());
     ResidualStore third;  // also over another save, with every range's own
-    REQUIRE(third.Restore(SaveOf(store)).ok());
-    const Residual& both = GetFrom(third, 1, {{"w", 5, 5}, {"b", 0, 5}}, *none);
+    REQUIRE(third.Restore(SaveOf(other)).ok());
+    const Residual& both = GetFrom(third, 1, ranges, *none);
     CHECK(both.scale == GradientScale{0.1, 512});
-    CHECK(Values(both) == std::vector<float>{6, 7, 8, 9, 10, 200, 202, 204, 206, 208});
+    CHECK(Values(both) == expected);
   }
-  SECTION("into a unit that keeps a part of what it holds") {
-    ResidualStore store;
-    Residual& both = GetFrom(store, 1, {{"w", 0, 2}, {"b", 0, 2}}, *none);
+  SECTION("into a unit alone") {
+    REQUIRE(other.RestoreUnit(7, ranges, *none, saved).ok());
+    const Residual& both = GetFrom(other, 7, ranges, *none);
+    CHECK(both.scale == GradientScale{0.1, 512});
+    CHECK(Values(both) == expected);
+    CHECK(other.UnclaimedTensors().empty());
+    const auto part = ResidualStore::Select({saved}, {{"b", 8, 9}, {"c", 0, 5}});
+    REQUIRE(part.ok());
+    REQUIRE(other.RestoreUnit(8, {{"b", 8, 3}}, *none, *part).ok());
+    CHECK(Values(GetFrom(other, 8, {{"b", 8, 3}}, *none)) == std::vector<float>{108, 109, 0});
+    other.ClearUnit(7);
+    CHECK(Values(both) == std::vector<float>(10));
+    REQUIRE(ResidualStore::Select({saved}, {{"c", 0, 5}})->empty());
+  }
+  SECTION("and the rest of what a unit held is gone") {
+    Residual& both = GetFrom(other, 1, {{"w", 8, 4}, {"c", 0, 2}}, *none);
     Fill(both, 8);
     both.scale = {0.2, 256};
-    REQUIRE(store.Restore(SaveOf(first)).ok());
+    REQUIRE(other.Restore(saved).ok());
     CHECK(both.scale == GradientScale{0.1, 512});
-    CHECK(Values(both) == std::vector<float>{1, 2, 40, 44});
+    CHECK(Values(both) == std::vector<float>{9, 10, 0, 0, 0, 0});
+    CHECK(other.UnclaimedTensors() == std::vector<std::string>{"b", "w"});
   }
 }
 

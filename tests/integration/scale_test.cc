@@ -63,14 +63,12 @@ Outcome RunJob(const Setup& setup) {
   outcome.out.resize(kRounds);
   outcome.mean_residual.assign(kElements, 0);
   std::vector<std::vector<std::byte>> states(kWorkers);
-  std::vector<std::byte> server_state;
   Failures failures;
   std::mutex mu;
   std::vector<std::pair<int, int>> parts = {{0, kRounds}};
   if (setup.cut > 0) parts = {{0, setup.cut}, {setup.cut, kRounds}};
   for (const auto& [begin, end] : parts) {
     Cluster cluster(config, TransportKind::kInproc);
-    if (begin > 0) REQUIRE(cluster.server(0).RestoreState(server_state).ok());
     cluster.Run([&, first = begin, last = end](Client& client) {
       const TensorDeclaration tensor = Tensor("w", kElements);
       const auto ids = client.Declare(std::span(&tensor, 1));
@@ -94,9 +92,6 @@ Outcome RunJob(const Setup& setup) {
         outcome.mean_residual[i] += static_cast<double>(residual[i]) / kWorkers;
       }
     });
-    const auto saved = cluster.server(0).SaveState();
-    REQUIRE(saved.ok());
-    server_state = *saved;
     const std::vector<float> residual = cluster.server(0).ReadResidual("w", kElements);
     outcome.server_residual.assign(residual.begin(), residual.end());
   }

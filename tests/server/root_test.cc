@@ -416,25 +416,40 @@ TEST_CASE("a barrier opens when all have come, and a late question is answered",
   Fixture fixture(3);
   fixture.Begin();
   for (std::uint64_t number = 0; number < 2; ++number) {
-    fixture.root.OnBarrier(2, number, fixture.now);
-    fixture.root.OnBarrier(2, number, fixture.now);  // again, after a cut
-    fixture.root.OnBarrier(0, number, fixture.now);
+    fixture.root.OnBarrier(2, number, 0, fixture.now);
+    fixture.root.OnBarrier(2, number, 0, fixture.now);  // again, after a cut
+    fixture.root.OnBarrier(0, number, 0, fixture.now);
     REQUIRE(fixture.output.sent.empty());
-    fixture.root.OnBarrier(1, number, fixture.now);
+    fixture.root.OnBarrier(1, number, 0, fixture.now);
     for (const Sent& each : fixture.output.sent) REQUIRE(each.header.round == number);
     REQUIRE(fixture.output.TakeReceivers(MessageKind::kBarrierDone) ==
             std::vector<PeerId>{kWorkerPeer, kWorkerPeer + 1, kWorkerPeer + 2});
   }
-  fixture.root.OnBarrier(1, 0, fixture.now);
+  fixture.root.OnBarrier(1, 0, 0, fixture.now);
   REQUIRE(fixture.output.sent.size() == 1);
   REQUIRE(fixture.output.sent[0].header.round == 0);
   REQUIRE(fixture.output.TakeReceivers(MessageKind::kBarrierDone) ==
           std::vector<PeerId>{kWorkerPeer + 1});
   REQUIRE(fixture.output.failures.empty());
-  fixture.root.OnBarrier(1, 5, fixture.now);
+  fixture.root.OnBarrier(1, 5, 0, fixture.now);
   REQUIRE(fixture.output.failures.size() == 1);
   REQUIRE(Has(fixture.output.failures[0].message(),
               "worker 1 at 10.0.0.2 (host n1, pid 4001) is at barrier 5, expected 2"));
+}
+
+TEST_CASE("barriers around the state of different steps name both ranks and steps",
+          "[server][unit]") {
+  Fixture fixture(3);
+  fixture.Begin();
+  fixture.root.OnBarrier(2, 0, 5, fixture.now);
+  fixture.root.OnBarrier(0, 0, 5, fixture.now);
+  REQUIRE(fixture.output.failures.empty());
+  fixture.root.OnBarrier(1, 0, 10, fixture.now);
+  REQUIRE(fixture.output.failures.size() == 1);
+  REQUIRE(
+      Has(fixture.output.failures[0].message(),
+          "state of different steps: worker 1 at 10.0.0.2 (host n1, pid 4001) saves or restores "
+          "step 10, worker 0 at"));
 }
 
 TEST_CASE("open calls have the age of the first who came, and who is here and missing",
@@ -443,7 +458,7 @@ TEST_CASE("open calls have the age of the first who came, and who is here and mi
   fixture.Begin();
   REQUIRE(fixture.root.OpenCalls().empty());
   const auto t0 = fixture.now;
-  fixture.root.OnBarrier(0, 0, t0 + milliseconds(500));
+  fixture.root.OnBarrier(0, 0, 0, t0 + milliseconds(500));
   fixture.Declare(1, 0, {Fixture::Tensor("w", 10)});
   fixture.now = t0 + milliseconds(3000);
   fixture.Declare(2, 0, {Fixture::Tensor("w", 10)});  // a later one makes it no younger
@@ -465,15 +480,15 @@ TEST_CASE("open calls have the age of the first who came, and who is here and mi
   fixture.root.OnPlanAck(0, 1);
   REQUIRE(fixture.root.OpenCalls().size() == 1);
   REQUIRE(fixture.root.DescribeCallThatWaitsFor(0).empty());
-  fixture.root.OnBarrier(1, 0, fixture.now);
-  fixture.root.OnBarrier(2, 0, fixture.now);
+  fixture.root.OnBarrier(1, 0, 0, fixture.now);
+  fixture.root.OnBarrier(2, 0, 0, fixture.now);
   REQUIRE(fixture.root.OpenCalls().empty());
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     REQUIRE(fixture.root.DescribeCallThatWaitsFor(rank).empty());
   }
   // The next ones have an age of their own.
-  fixture.root.OnBarrier(1, 1, t0 + milliseconds(9000));
-  fixture.root.OnBarrier(2, 1, t0 + milliseconds(9500));
+  fixture.root.OnBarrier(1, 1, 0, t0 + milliseconds(9000));
+  fixture.root.OnBarrier(2, 1, 0, t0 + milliseconds(9500));
   REQUIRE(fixture.root.OpenCalls().at(0).what == "barrier 1");
   REQUIRE(fixture.root.OpenCalls().at(0).since == t0 + milliseconds(9000));
   REQUIRE(fixture.output.failures.empty());

@@ -44,19 +44,27 @@ Result<std::vector<TensorId>> ClientImpl::Declare(std::span<const TensorDeclarat
   for (std::size_t i = 0; i < batch.size(); ++i) {
     ids.push_back({static_cast<std::uint32_t>(first + i)});
   }
+  lock.unlock();
+  if (has_loaded_) GRADWIRE_RETURN_IF_ERROR(RestorePlannedUnits());
   return ids;
 }
 
 Status ClientImpl::Barrier() {
   const std::lock_guard collective(collective_mu_);
+  return EnterBarrier(0);
+}
+
+Status ClientImpl::EnterBarrier(std::uint64_t step) {
   std::unique_lock lock(mu_);
   if (closing_) return InvalidArgument("Barrier after Close");
   if (!error_.ok()) return error_;
   const std::uint64_t number = barriers_entered_++;
-  loop_->Post([this, number] {
+  barrier_step_ = step;
+  loop_->Post([this, number, step] {
     Header header;
     header.kind = MessageKind::kBarrier;
     header.round = number;
+    header.step = step;
     SendControl(0, header, {});
   });
   return Await(

@@ -148,9 +148,15 @@ class Client {
   virtual const Plan& plan() const = 0;
   virtual ClientStats stats() const = 0;
 
-  /// Residuals of this worker, at a moment when nothing is in flight.
-  /// Errors: InvalidArgument if something is.
+  /// What the job needs to go on after a restart, cut at one step: this worker's residuals, the
+  /// step and the rounds; with rank 0 also the residuals of all servers. Collective, at a moment
+  /// when nothing is in flight. Errors: InvalidArgument if something is.
   virtual Result<std::vector<std::byte>> SaveState() = 0;
+  /// Takes what SaveState of the same rank gave. Collective; before or after the tensors are
+  /// declared. Residuals belong to tensors: another plan, another cut or another compressor with
+  /// feedback takes them over. What nobody has a use for is named at the next EndStep.
+  /// Errors: CorruptData if it is damaged, InvalidArgument if it is another rank's or of another
+  /// number of workers; nothing is changed then.
   virtual Status RestoreState(ByteView saved) = 0;
   /// The residual of one tensor, zeros where there is none.
   virtual std::vector<float> ReadResidual(TensorId tensor) = 0;

@@ -9,9 +9,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -48,9 +50,18 @@ inline std::string Name(const Plan& plan, const Unit& unit) {
   return fmt::format("tensor {} (key {})", DescribeUnit(plan, unit), unit.key);
 }
 
-/// The client, in three parts: client.cc (collective calls and the end), membership.cc
-/// (connections, liveness, messages, failure) and push_pull.cc (units). docs/thread_model.md says
-/// which thread does what.
+/// Of a saved state, one unit: what it covered, its next round and, with rank 0, its server's
+/// residual.
+struct SavedUnit {
+  std::vector<TensorRange> ranges;
+  std::uint64_t round = 0;
+  std::vector<std::byte> server;
+  bool is_used = false;  // some unit of the plan has taken of it
+};
+
+/// The client, in four parts: client.cc (collective calls and the end), membership.cc
+/// (connections, liveness, messages, failure), push_pull.cc (units) and state.cc (checkpoints).
+/// docs/thread_model.md says which thread does what.
 class ClientImpl final : public Client, private LoopHandler {
  public:
   using Clock = std::chrono::steady_clock;
@@ -102,16 +113,8 @@ class ClientImpl final : public Client, private LoopHandler {
     return stats;
   }
 
-  Result<std::vector<std::byte>> SaveState() override {
-    const std::lock_guard lock(mu_);  // nothing begins meanwhile
-    GRADWIRE_RETURN_IF_ERROR(CheckIdle());
-    return residuals_.Save();
-  }
-  Status RestoreState(ByteView saved) override {
-    const std::lock_guard lock(mu_);
-    GRADWIRE_RETURN_IF_ERROR(CheckIdle());
-    return residuals_.Restore(saved);
-  }
+  Result<std::vector<std::byte>> SaveState() override;
+  Status RestoreState(ByteView saved) override;
 
   std::vector<float> ReadResidual(TensorId tensor) override {
     TensorDeclaration declaration;
@@ -273,6 +276,16 @@ class ClientImpl final : public Client, private LoopHandler {
     AdmissionQueue sendable;
   };
 
+  // A question about a key's state to the lane that owns it, said again after a cut.
+  struct StateCall {
+    std::size_t connection = 0;
+    Header header;
+    std::vector<std::byte> body;
+    bool is_answered = false;
+    std::uint64_t round = 0;
+    Payload payload;
+  };
+
   static int Threads(const Config& config) {
     if (config.worker.threads) return static_cast<int>(*config.worker.threads);
     // With few cores the I/O thread encodes and decodes: waking another costs more (docs/results).
@@ -293,6 +306,8 @@ class ClientImpl final : public Client, private LoopHandler {
   void OnReceipt(Connection& connection, std::uint64_t sequence);
   void OnReply(const Header& header, Payload payload);
   void OnPushAgain(const Header& header);
+  void OnState(std::size_t connection, const Header& header, Payload payload);
+  void SendStateCall();
   void SendControl(std::size_t connection, Header header, const std::vector<std::byte>& body);
   void SendPump();
   void Tick();
@@ -353,8 +368,24 @@ class ClientImpl final : public Client, private LoopHandler {
   /// Errors: InvalidArgument if a push-pull is under way, which changes residuals.
   Status CheckIdle() const;
 
+  // --- with collective_mu_ held, without mu_ -----------------------------------------------------
+
+  /// step: what all ranks must say alike; 0 where there is no such thing.
+  Status EnterBarrier(std::uint64_t step);
+  Status CheckReadyForState(std::string_view what) const;
+  std::uint64_t StepNow() const;
+  /// Asks the unit's lane and waits for its answer.
+  Result<StateCall> CallForState(const Unit& unit, const Header& header,
+                                 std::vector<std::byte> body);
+  /// Gives units that are new in the plan what was restored for them. Collective.
+  Status RestorePlannedUnits();
+  Status RestoreUnit(const Plan& plan, const Unit& unit,
+                     const std::map<std::string, std::vector<std::size_t>>& by_tensor);
+
   // --- any thread, without mu_ -------------------------------------------------------------------
 
+  /// Names the tensors whose restored residuals nobody has a use for, once.
+  void SayUnusedState();
   void RunEncoder();
   void EncodeUnit(UnitWork& work);
   void DecodeUnit(UnitWork& work);
@@ -390,7 +421,12 @@ class ClientImpl final : public Client, private LoopHandler {
   std::unique_ptr<Loop> loop_;
   bool loop_started_ = false;
   const std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
-  std::mutex collective_mu_;  // one Declare, Broadcast or Barrier at a time
+  std::mutex collective_mu_;  // one collective call at a time
+  // Guarded by collective_mu_.
+  bool has_loaded_ = false;  // every worker has restored a state
+  std::vector<SavedUnit> loaded_;
+  std::size_t next_key_to_restore_ = 0;
+  std::set<std::string> unused_on_servers_;  // tensors
 
   mutable std::mutex mu_;
   std::condition_variable changed_;
@@ -401,6 +437,10 @@ class ClientImpl final : public Client, private LoopHandler {
   std::uint64_t batches_declared_ = 0;                  // by this worker
   std::uint64_t batches_planned_ = 0;                   // that the plan here covers
   std::optional<std::vector<std::byte>> open_declare_;  // to be said again after a cut
+  std::optional<StateCall> state_call_;
+  bool has_unsaid_state_ = false;  // restored, and what is not used has not been named yet
+  std::uint64_t state_calls_ = 0;
+  std::uint64_t barrier_step_ = 0;  // of the last barrier that was entered
   std::uint64_t barriers_entered_ = 0;
   std::uint64_t barriers_done_ = 0;
   bool closing_ = false;

@@ -166,6 +166,8 @@ void ClientImpl::OnUp(PeerId peer) {
   std::vector<Header> repulls;
   std::optional<std::vector<std::byte>> declare;
   bool barrier = false;
+  std::uint64_t barrier_number = 0;
+  std::uint64_t barrier_step = 0;
   bool goodbye = false;
   std::uint64_t hello_number = 0;
   {
@@ -195,6 +197,8 @@ void ClientImpl::OnUp(PeerId peer) {
     if (index == 0) {
       declare = open_declare_;
       barrier = barriers_entered_ > barriers_done_;
+      barrier_number = barriers_entered_ - 1;
+      barrier_step = barrier_step_;
     }
     goodbye = leaving_ && !connection.goodbye_done;
   }
@@ -219,12 +223,14 @@ void ClientImpl::OnUp(PeerId peer) {
   if (barrier) {
     Header at_barrier;
     at_barrier.kind = MessageKind::kBarrier;
-    at_barrier.round = barriers_entered_ - 1;
+    at_barrier.round = barrier_number;
+    at_barrier.step = barrier_step;
     SendControl(index, at_barrier, {});
   }
   // What has no receipt is in the queue again (OnDown) and goes first, then the questions.
   SendPump();
   for (const Header& repull : repulls) SendControl(index, repull, {});
+  SendStateCall();
   if (goodbye) {
     header.kind = MessageKind::kGoodbye;
     SendControl(index, header, {});
@@ -394,6 +400,10 @@ void ClientImpl::OnMessage(PeerId from, const Header& header, Payload payload) {
       return;
     case MessageKind::kPushAgain:
       OnPushAgain(header);
+      return;
+    case MessageKind::kState:
+    case MessageKind::kStateWritten:
+      OnState(index, header, std::move(payload));
       return;
     case MessageKind::kWelcome:
       OnWelcome(index, payload);

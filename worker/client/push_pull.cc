@@ -167,6 +167,11 @@ Status ClientImpl::SetLossScale(double scale) {
 
 Status ClientImpl::EndStep() {
   std::unique_lock lock(mu_);
+  if (has_unsaid_state_) {
+    lock.unlock();
+    SayUnusedState();
+    lock.lock();
+  }
   if (closing_) return InvalidArgument("EndStep after Close");
   if (!error_.ok()) return error_;
   ++step_;
