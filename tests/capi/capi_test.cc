@@ -610,10 +610,12 @@ TEST_CASE("a wait with a deadline ends nothing", "[capi]") {
   CHECK(failed == "");
 }
 
-TEST_CASE("the state of residuals is saved, and what is damaged is refused", "[capi]") {
+TEST_CASE("the state is saved and restored, and a damaged one ends the job", "[capi]") {
+  const auto damage = GENERATE("flipped", "cut", "empty");
+  CAPTURE(damage);
   Job job(1, {"compression.uplink.compressor=onebit", "compression.downlink.compressor=onebit",
               "compression.min_bytes=0B"});
-  const std::string failed = job.Run(1, [](Failures& failures, gradwire_client*& client) {
+  const std::string failed = job.Run(1, [&](Failures& failures, gradwire_client*& client) {
     const std::vector<std::uint64_t> shape = {4096};
     const auto id = Declare(failures, client, Tensor("w", shape));
     std::vector<float> input(4096);
@@ -635,12 +637,72 @@ TEST_CASE("the state of residuals is saved, and what is damaged is refused", "[c
     failures.Ok(gradwire_save_state(client, later.data(), &bytes), "save_state");
     failures.Expect(saved == later, "the state is another one");
 
-    later[bytes / 2] ^= std::byte{1};
-    failures.Expect(gradwire_load_state(client, later.data(), bytes) == GRADWIRE_CORRUPT_DATA,
-                    "damaged");
-    failures.Expect(gradwire_load_state(client, saved.data(), bytes - 1) == GRADWIRE_CORRUPT_DATA,
-                    "truncated");
-    failures.Expect(gradwire_load_state(client, nullptr, 0) == GRADWIRE_CORRUPT_DATA, "empty");
+    if (damage == std::string("flipped")) later[bytes / 2] ^= std::byte{1};
+    if (damage == std::string("cut")) later.pop_back();
+    if (damage == std::string("empty")) later.clear();
+    failures.Expect(
+        gradwire_load_state(client, later.data(), later.size()) == GRADWIRE_CORRUPT_DATA, damage);
+    failures.Expect(Has(gradwire_last_error(), "the saved state is damaged"),
+                    gradwire_last_error());
+    failures.Expect(gradwire_close(client) == GRADWIRE_CORRUPT_DATA, "the job goes on");
+  });
+  CHECK(failed == "");
+}
+
+TEST_CASE("a state that has no room yet is gathered once", "[capi]") {
+  Job job(2, {"compression.uplink.compressor=onebit", "compression.downlink.compressor=onebit",
+              "compression.min_bytes=0B"});
+  const std::string failed = job.Run(2, [](Failures& failures, gradwire_client*& client) {
+    const std::vector<std::uint64_t> shape = {4096};
+    const auto id = Declare(failures, client, Tensor("w", shape));
+    std::vector<float> input(4096);
+    for (std::size_t i = 0; i < input.size(); ++i) input[i] = std::sin(static_cast<float>(i));
+    std::vector<float> output(4096);
+    failures.Ok(PushPull(client, id, input, output), "push_pull");
+
+    // One collective call, which rank 0 makes in three parts.
+    std::vector<std::byte> saved(1 << 20);
+    std::size_t bytes = 0;
+    if (gradwire_rank(client) == 0) {
+      for (const std::size_t room : {std::size_t{0}, std::size_t{100}}) {
+        bytes = room;
+        failures.Expect(
+            gradwire_save_state(client, saved.data(), &bytes) == GRADWIRE_BUFFER_TOO_SMALL,
+            "no room");
+        failures.Expect(bytes > 2 * 4096 * 4, "rank 0 has the server's residual too");
+      }
+    } else {
+      bytes = saved.size();
+    }
+    failures.Ok(gradwire_save_state(client, saved.data(), &bytes), "save_state");
+    saved.resize(bytes);
+    failures.Ok(gradwire_barrier(client), "barrier");
+
+    // What waits to be handed out is dropped by everything that changes the state.
+    const auto begins_to_save = [&] {
+      bytes = 0;
+      failures.Expect(gradwire_save_state(client, nullptr, &bytes) == GRADWIRE_BUFFER_TOO_SMALL,
+                      "no room");
+    };
+    const auto save = [&] {
+      std::vector<std::byte> now(1 << 20);
+      bytes = now.size();
+      failures.Ok(gradwire_save_state(client, now.data(), &bytes), "save_state");
+      now.resize(bytes);
+      return now;
+    };
+    begins_to_save();
+    failures.Ok(PushPull(client, id, input, output), "push_pull");
+    const auto pushed = save();
+    failures.Expect(pushed != saved, "a push_pull between");
+    begins_to_save();
+    failures.Ok(gradwire_load_state(client, saved.data(), saved.size()), "load_state");
+    failures.Expect(save() == saved, "a load_state between");
+    begins_to_save();
+    failures.Ok(gradwire_end_step(client), "end_step");
+    const auto stepped = save();
+    failures.Expect(stepped != saved, "an end_step between");
+    failures.Expect(save() == stepped, "the same again");
     failures.Ok(gradwire_close(client), "close");
   });
   CHECK(failed == "");

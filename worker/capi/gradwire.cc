@@ -39,6 +39,12 @@ struct gradwire_client {
   std::uint32_t local_rank = 0;
   std::uint32_t local_size = 1;
   pid_t owner = 0;  // the process that has the client's threads
+
+  // What a save_state has gathered and could not hand out for lack of room: gathering is
+  // collective, so the call that comes back with more room must not gather again.
+  std::mutex saved_mu;
+  std::optional<std::vector<std::byte>> saved;
+  std::uint64_t changes = 0;  // of the state; what was saved before one is outdated
 };
 
 namespace {
@@ -113,24 +119,30 @@ Status CheckNotNull(const void* pointer, std::string_view what) {
   return gradwire::InvalidArgument(fmt::format("{} is NULL", what));
 }
 
-/// Gives what `make` makes, a Result of characters or bytes, to a caller that may have to come back
-/// with more room.
-template <typename Make>
-Status WriteTo(void* buffer, std::size_t* bytes, std::string_view what, Make make) {
+/// Where a result goes whose size the caller may not know.
+Status CheckRoom(const void* buffer, const std::size_t* bytes) {
   if (Status s = CheckNotNull(bytes, "the place for the size"); !s.ok()) return s;
+  return *bytes > 0 ? CheckNotNull(buffer, "the buffer") : Status::Ok();
+}
+
+/// Gives characters or bytes to a caller that may have to come back with more room.
+template <typename Made>
+Status WriteTo(void* buffer, std::size_t* bytes, std::string_view what, const Made& made) {
   const std::size_t room = *bytes;
-  if (room > 0) {
-    if (Status s = CheckNotNull(buffer, "the buffer"); !s.ok()) return s;
-  }
-  const auto made = make();
-  if (!made.ok()) return made.status();
-  *bytes = made->size();
-  if (room < made->size()) {
+  *bytes = made.size();
+  if (room < made.size()) {
     return gradwire::BufferTooSmall(
-        fmt::format("{} is {} bytes, the buffer {}", what, made->size(), room));
+        fmt::format("{} is {} bytes, the buffer {}", what, made.size(), room));
   }
-  std::memcpy(buffer, made->data(), made->size());
+  std::memcpy(buffer, made.data(), made.size());
   return Status::Ok();
+}
+
+/// A state that waits to be handed out is outdated.
+void DropSaved(gradwire_client& client) {
+  const std::lock_guard lock(client.saved_mu);
+  ++client.changes;
+  client.saved.reset();
 }
 
 /// A name with `prefix` bytes that are put in front of it.
@@ -327,6 +339,7 @@ gradwire_status gradwire_push_pull(gradwire_client* client, uint32_t tensor, con
     const auto begun = c.PushPullAsync({tensor}, {static_cast<const std::byte*>(input), bytes},
                                        {static_cast<std::byte*>(output), bytes});
     if (!begun.ok()) return begun.status();
+    DropSaved(*client);
     *handle = {begun.value().tensor.index, begun.value().generation};
     return Status::Ok();
   });
@@ -393,7 +406,10 @@ gradwire_status gradwire_set_loss_scale(gradwire_client* client, double scale) {
 }
 
 gradwire_status gradwire_end_step(gradwire_client* client) {
-  return WithClient(client, [](gradwire::Client& c) { return c.EndStep(); });
+  return WithClient(client, [&](gradwire::Client& c) {
+    DropSaved(*client);
+    return c.EndStep();
+  });
 }
 
 gradwire_status gradwire_broadcast(gradwire_client* client, const char* name, void* data,
@@ -413,8 +429,26 @@ gradwire_status gradwire_barrier(gradwire_client* client) {
 }
 
 gradwire_status gradwire_save_state(gradwire_client* client, void* buffer, size_t* bytes) {
-  return WithClient(client, [&](gradwire::Client& c) {
-    return WriteTo(buffer, bytes, "the state", [&] { return c.SaveState(); });
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (Status s = CheckRoom(buffer, bytes); !s.ok()) return s;
+    std::optional<std::vector<std::byte>> saved;
+    std::uint64_t changes = 0;
+    {
+      const std::lock_guard lock(client->saved_mu);
+      saved = std::exchange(client->saved, std::nullopt);
+      changes = client->changes;
+    }
+    if (!saved) {
+      auto gathered = c.SaveState();
+      if (!gathered.ok()) return gathered.status();
+      saved = std::move(gathered).value();
+    }
+    Status status = WriteTo(buffer, bytes, "the state", *saved);
+    if (!status.ok()) {
+      const std::lock_guard lock(client->saved_mu);
+      if (client->changes == changes) client->saved = std::move(saved);
+    }
+    return status;
   });
 }
 
@@ -423,14 +457,15 @@ gradwire_status gradwire_load_state(gradwire_client* client, const void* buffer,
     if (bytes > 0) {
       if (Status s = CheckNotNull(buffer, "the buffer"); !s.ok()) return s;
     }
+    DropSaved(*client);
     return c.RestoreState({static_cast<const std::byte*>(buffer), bytes});
   });
 }
 
 gradwire_status gradwire_plan(gradwire_client* client, char* text, size_t* bytes) {
-  return WithClient(client, [&](gradwire::Client& c) {
-    return WriteTo(text, bytes, "the plan",
-                   [&] { return Result<std::string>(gradwire::PlanToJson(c.plan())); });
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (Status s = CheckRoom(text, bytes); !s.ok()) return s;
+    return WriteTo(text, bytes, "the plan", gradwire::PlanToJson(c.plan()));
   });
 }
 

@@ -7,8 +7,9 @@
    failed call of the calling thread. No call exits or throws; the log goes to stderr, and the first
    gradwire_init of a process sets it up as log.level and log.format say. Except where it says
    otherwise every call is safe from any thread; calls for one tensor must not overlap.
-   gradwire_declare, gradwire_broadcast and gradwire_barrier are collective: every worker makes them
-   in the same order, and they block until all have.
+   gradwire_declare, gradwire_broadcast, gradwire_barrier, gradwire_save_state and
+   gradwire_load_state are collective: every worker makes them in the same order, and they block
+   until all have.
 
    All memory is host memory. A NULL where one is not allowed is refused with
    GRADWIRE_INVALID_ARGUMENT, and so is every call in a process that was forked from the one that
@@ -176,16 +177,28 @@ gradwire_status gradwire_broadcast(gradwire_client* client, const char* name, vo
 /* Blocks until every worker has called it. */
 gradwire_status gradwire_barrier(gradwire_client* client);
 
-/* Writes this worker's residuals to `buffer` of *bytes bytes and sets *bytes to their size. Call
-   this and gradwire_load_state only while nothing is in flight. `buffer` may be NULL if *bytes is
-   0. Errors: BUFFER_TOO_SMALL with *bytes set; call again with that much. */
+/* Writes to `buffer` of *bytes bytes what this worker must keep so that the job can go on after a
+   restart of all its processes, and sets *bytes to its size: the worker's residuals, the step and
+   the rounds; with rank 0 also the residuals of all servers. Collective, at the same step on every
+   rank and while nothing is in flight on any; every rank keeps its own bytes. `buffer` may be NULL
+   if *bytes is 0. Errors: BUFFER_TOO_SMALL with *bytes set; call again with that much. The second
+   call is not collective: it hands out what the first has gathered, unless a push-pull,
+   gradwire_end_step or gradwire_load_state came between. INVALID_ARGUMENT while something is in
+   flight. */
 gradwire_status gradwire_save_state(gradwire_client* client, void* buffer, size_t* bytes);
-/* Errors: CORRUPT_DATA if it is not what gradwire_save_state wrote. */
+/* Takes what gradwire_save_state wrote on the same rank of a job with as many workers. Collective,
+   while nothing is in flight, before or after tensors are declared. Residuals belong to tensors:
+   with another compressor, or cut or fused otherwise, whatever has feedback takes them over; what
+   nobody uses is named in the log at the next gradwire_end_step.
+   Errors: INVALID_ARGUMENT on every worker if the state is of another number of workers; the job
+   goes on, and without a state residuals begin at zero. What may be wrong on one worker alone ends
+   the job, since the others wait: CORRUPT_DATA if it is not what gradwire_save_state wrote,
+   INVALID_ARGUMENT if it is another rank's or of another step than the others'. */
 gradwire_status gradwire_load_state(gradwire_client* client, const void* buffer, size_t bytes);
 
 /* Writes the plan as JSON to `text` of *bytes bytes, without a zero behind it, and sets *bytes to
-   its size: what is sent together and how it is compressed (docs/python.md has the fields). Errors
-   as those of gradwire_save_state. */
+   its size: what is sent together and how it is compressed (docs/python.md has the fields). Errors:
+   BUFFER_TOO_SMALL with *bytes set. */
 gradwire_status gradwire_plan(gradwire_client* client, char* text, size_t* bytes);
 
 gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats* stats);
