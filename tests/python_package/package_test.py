@@ -122,9 +122,16 @@ class JobTest(unittest.TestCase):
         self.assertIn("workers declare different tensors", output)
         self.assertNotIn("Traceback", output)
 
-    def test_saves_and_loads_residuals(self):
+    def test_saves_and_loads_the_state(self):
         self.run_job("state", "compression.uplink.compressor=onebit",
                      "compression.downlink.compressor=onebit", "compression.min_bytes=0B")
+
+    def test_a_state_that_is_wrong_on_one_rank_ends_the_job_on_both(self):
+        for scenario in ("damaged_state", "state_of_another_rank"):
+            with self.subTest(scenario=scenario):
+                output = self.run_job(scenario, expected=1, done=False)
+                self.assertNotIn("Traceback", output)
+                self.assertIn(f"{scenario} done", output)
 
     def test_residuals_follow_learning_rate_and_loss_scale(self):
         self.run_job("scales", "compression.uplink.compressor=onebit",

@@ -5,11 +5,13 @@ as it must be.
 Usage: worker.py SCENARIO   (in a job of two workers, started by gradwire-launch)
 """
 
+import copy
 import os
 import pickle
 import signal
 import sys
 import threading
+import warnings
 
 import numpy
 import gradwire
@@ -322,22 +324,77 @@ def differing():
 
 
 def state():
+    gradwire.load_state_dict(gradwire.state_dict())  # nothing is declared yet
     rng = numpy.random.default_rng(gradwire.rank())
-    first, second = (rng.standard_normal(20000).astype(numpy.float32) for _ in range(2))
+    first, second, third = (rng.standard_normal(20000).astype(numpy.float32) for _ in range(3))
     gradwire.push_pull(first, name="w")
+    gradwire.end_step()
     saved = gradwire.state_dict()
-    expect(saved["rank"] == gradwire.rank() and len(saved["residuals"]) > 80000, "a state")
-    gradwire.push_pull(second, name="w")
-    expect(gradwire.state_dict()["residuals"] != saved["residuals"], "the residual has not changed")
-    gradwire.load_state_dict(pickle.loads(pickle.dumps(saved)))
+    expect((saved["version"], saved["rank"], saved["size"]) == (2, gradwire.rank(), 2), "a state")
+    expect(len(saved["state"]) > 80000 and saved["plan"] == gradwire.plan(), "a state")
+    expected = [gradwire.push_pull(array, name="w") for array in (second, third)]
+    expect(gradwire.state_dict()["state"] != saved["state"], "the residual has not changed")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gradwire.load_state_dict(pickle.loads(pickle.dumps(saved)))
+    expect(not caught, f"{caught}")
     expect(gradwire.state_dict() == saved, "the state is another one")
-    damaged = dict(saved, residuals=saved["residuals"][:-1])
-    refused(Code.CORRUPT_DATA, "", gradwire.load_state_dict, damaged)
-    refused(Code.INVALID_ARGUMENT, "the state is of rank 7", gradwire.load_state_dict,
-            dict(saved, rank=7))
-    refused(Code.INVALID_ARGUMENT, "it lacks residuals", gradwire.load_state_dict,
-            {"version": 1, "rank": 0, "size": 2})
+    refused_states(saved)
     expect(gradwire.state_dict() == saved, "a refused state has changed something")
+    for array, result in zip((second, third), expected):
+        expect(numpy.array_equal(gradwire.push_pull(array, name="w"), result), "another result")
+
+    # Of a job that sent everything with topk.
+    other = copy.deepcopy(saved)
+    for unit in other["plan"]["units"]:
+        for phase in unit["phases"]:
+            phase.update(uplink="topk(ratio=0.01)", downlink="none", downlink_feedback="none")
+        later = copy.deepcopy(unit)
+        later["members"][0]["tensor"] = "later"
+    other["plan"]["units"].append(later)
+    words = (" is compressed otherwise than when the state was saved: it was topk(ratio=0.01) with ef up "
+             "and none down, it is onebit with ef up and onebit with ef down")
+    for call, name in ((lambda: gradwire.load_state_dict(other), "w"),
+                       (lambda: gradwire.declare({"later": first}), "later"),
+                       (lambda: gradwire.declare({"last": first}), None)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        texts = [str(warning.message) for warning in caught]
+        if name is None or gradwire.rank() != 0:
+            expect(texts == [], f"{texts}")
+        else:
+            expect(len(texts) == 1 and texts[0].startswith(f"tensor '{name}'" + words), f"{texts}")
+
+
+def refused_states(saved):
+    refused(Code.INVALID_ARGUMENT, "it lacks rank, size, plan, state", gradwire.load_state_dict,
+            {"version": 2})
+    refused(Code.INVALID_ARGUMENT, "the state has version 1, expected 2", gradwire.load_state_dict,
+            {"version": 1, "rank": 0, "size": 2, "residuals": b""})
+    refused(Code.INVALID_ARGUMENT, "no state of gradwire but a bytes", gradwire.load_state_dict,
+            saved["state"])
+    refused(Code.INVALID_ARGUMENT, "'state' is a str, expected bytes", gradwire.load_state_dict,
+            dict(saved, state="text"))
+    for plan_of_nothing in (None, {}, {"units": [{}]}, {"units": 3}):
+        refused(Code.INVALID_ARGUMENT, "'plan' is no plan", gradwire.load_state_dict,
+                dict(saved, plan=plan_of_nothing))
+
+
+def damaged_state():
+    """On one rank alone: the other is told."""
+    saved = gradwire.state_dict()
+    if gradwire.rank() == 1:
+        saved["state"] = saved["state"][:-1]
+    refused(Code.CORRUPT_DATA, "the saved state is damaged", gradwire.load_state_dict, saved)
+
+
+def state_of_another_rank():
+    saved = gradwire.state_dict()
+    theirs = numpy.frombuffer(saved["state"], numpy.uint8).copy()
+    gradwire.broadcast(theirs, name="state")
+    refused(Code.INVALID_ARGUMENT, "rank 1 restores the state of rank 0", gradwire.load_state_dict,
+            dict(saved, state=theirs.tobytes()))
 
 
 def scales():
@@ -421,8 +478,8 @@ def lost_peer():
 
 SCENARIOS = {function.__name__: function for function in (
     types_and_shapes, in_place_and_strides, fresh_arrays, asynchronous, deadline, compressed,
-    not_finite, worth, plan, broadcasts, wrong_calls, differing, state, scales, forked, no_farewell,
-    lost_peer)}
+    not_finite, worth, plan, broadcasts, wrong_calls, differing, state, damaged_state,
+    state_of_another_rank, scales, forked, no_farewell, lost_peer)}
 
 
 def main():
@@ -433,7 +490,7 @@ def main():
     expect((gradwire.local_rank(), gradwire.local_size()) == local,
            f"local rank {gradwire.local_rank()} of {gradwire.local_size()}, expected {local}")
     SCENARIOS[scenario]()
-    if scenario not in ("no_farewell", "differing"):
+    if scenario not in ("no_farewell", "differing", "damaged_state", "state_of_another_rank"):
         gradwire.shutdown()
         gradwire.shutdown()
         assert not gradwire.is_initialized()

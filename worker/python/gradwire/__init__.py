@@ -22,6 +22,7 @@ from typing import Any, Dict, Mapping, Optional, Union
 import numpy
 
 from . import _library
+from ._changes import WatchCompression
 from ._client import (AVERAGE, DTYPES, SUM, Code, Declaration, GradwireError, Handle, Memory, connect,
                       current, disconnect, encode, invalid, require, set_learning_rate,
                       set_loss_scale)
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _NUMPY_DTYPES = tuple(name for name in DTYPES if name != "bfloat16")  # NumPy has no such
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 def _is_packed(array: numpy.ndarray) -> bool:
@@ -241,12 +242,13 @@ def barrier() -> None:
 
 
 def state_dict() -> Dict[str, Any]:
-    """What this worker must keep to go on after a restart: its residuals. Each rank saves its own,
-    while nothing is in flight."""
+    """What this worker must keep so that the job can go on after a restart: residuals of workers and
+    servers, rounds and the step, and the plan. Collective, at the same step on every rank, while
+    nothing is in flight. Each rank saves its own: {"version", "rank", "size", "plan", "state"}."""
     client = require()
     client.check_idle("state_dict")
-    return {"version": _STATE_VERSION, "rank": rank(), "size": size(),
-            "residuals": _read(client, client.native.gradwire_save_state)}
+    return {"version": _STATE_VERSION, "rank": rank(), "size": size(), "plan": plan(),
+            "state": _read(client, client.native.gradwire_save_state)}
 
 
 def _read(client: Client, function: Any) -> bytes:
@@ -263,19 +265,33 @@ def _read(client: Client, function: Any) -> bytes:
 
 
 def load_state_dict(state: Mapping[str, Any]) -> None:
-    """Takes what state_dict of the same rank gave, while nothing is in flight."""
+    """Takes what state_dict gave on the same rank of a job of as many workers. Collective, while
+    nothing is in flight, before or after tensors are declared.
+
+    Residuals belong to tensors: another compressor takes them over if it has feedback, and rank 0
+    warns of tensors that are compressed otherwise than they were.
+    Errors: INVALID_ARGUMENT for what is no state of this version, or of another number of workers; the
+    job may go on without it. CORRUPT_DATA for damaged bytes, INVALID_ARGUMENT for those of another
+    rank or step; these end the job.
+    """
     client = require()
     client.check_idle("load_state_dict")
-    missing = [key for key in ("version", "rank", "size", "residuals") if key not in state]
+    if not isinstance(state, Mapping):
+        raise invalid(f"this is no state of gradwire but a {type(state).__name__}, expected what "
+                      "state_dict() gave")
+    if state.get("version", _STATE_VERSION) != _STATE_VERSION:
+        raise invalid(f"the state has version {state['version']!r}, expected {_STATE_VERSION}: go on "
+                      "without it, residuals begin at zero then")
+    missing = [key for key in ("version", "rank", "size", "plan", "state") if key not in state]
     if missing:
         raise invalid(f"this is no state of gradwire: it lacks {', '.join(missing)}")
-    if state["version"] != _STATE_VERSION:
-        raise invalid(f"the state has version {state['version']}, expected {_STATE_VERSION}")
-    if (state["rank"], state["size"]) != (rank(), size()):
-        raise invalid(f"the state is of rank {state['rank']} of {state['size']}, this is rank "
-                       f"{rank()} of {size()}")
-    residuals = bytes(state["residuals"])
-    client.check(client.native.gradwire_load_state(client.pointer(), residuals, len(residuals)))
+    if not isinstance(state["state"], bytes):
+        raise invalid(f"the state is damaged: 'state' is a {type(state['state']).__name__}, expected "
+                      "bytes")
+    watch = WatchCompression(client, state["plan"], plan)
+    client.check(client.native.gradwire_load_state(client.pointer(), state["state"],
+                                                   len(state["state"])))
+    watch.begin()
 
 
 def plan() -> Dict[str, Any]:

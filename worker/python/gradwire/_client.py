@@ -148,6 +148,7 @@ class Client:
         self.lock = threading.Lock()  # one declaration at a time
         # Called before the connection goes, with True for an orderly end.
         self.before_close: List[Callable[[bool], None]] = []
+        self.after_declare: List[Callable[[], None]] = []
         self._pointer: Optional[int] = None
         texts = (ctypes.c_char_p * len(settings))(*[encode(text, "a setting") for text in settings])
         place = ctypes.c_void_p()
@@ -230,6 +231,8 @@ class Client:
             self.check(self.native.gradwire_declare(self.pointer(), entries, len(fresh), ids))
             for entry, number in zip(fresh, ids):
                 self.tensors[entry.name] = _Declared(number, entry.shape, entry.dtype, entry.op)
+        for hook in self.after_declare:
+            hook()
 
     def push_pull(self, tensor: Declaration, memory: Memory) -> Handle:
         """Declares the tensor if it is new, and begins; both arrays are packed and aligned."""
