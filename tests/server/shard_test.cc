@@ -412,5 +412,91 @@ TEST_CASE("a push with another learning rate or loss scale is refused, naming bo
   CHECK(status.message().find(expected) != std::string::npos);
 }
 
+TEST_CASE("worker 0 reads and writes a key's residual and round when no round is open",
+          "[server][unit]") {
+  const auto question = [](MessageKind kind, std::uint64_t key, std::uint64_t round) {
+    Header header;
+    header.kind = kind;
+    header.key = key;
+    header.round = round;
+    header.step = 77;  // its number
+    return header;
+  };
+  const auto payload_of = [](const std::vector<std::byte>& bytes) {
+    static BufferPool pool;
+    const PooledBuffer buffer = pool.Acquire(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), buffer.bytes().begin());
+    return buffer.Share(bytes.size());
+  };
+  // An average of signs leaves a residual on the server.
+  Fixture test("onebit");
+  std::vector<float> values(kBlockElements, 1.0F);
+  values[0] = 5;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    values[1] = static_cast<float>(rank) - 1.5F;
+    test.Push(rank, test.PushHeader(0, 0), test.EncodeAll(values, "onebit"));
+  }
+  test.RunUntilSaid(3);
+  REQUIRE(test.output.failures.empty());
+  test.output.said.clear();
+  test.shard().OnReadState(0, question(MessageKind::kReadState, 0, 0));
+  test.shard().OnReadState(0, question(MessageKind::kReadState, 1, 0));
+  REQUIRE(test.output.said.size() == 2);
+  const Said saved = test.output.said[0];
+  REQUIRE(saved.header.kind == MessageKind::kState);
+  REQUIRE(saved.header.step == 77);
+  REQUIRE(saved.header.round == 1);
+  REQUIRE(saved.payload == test.residuals().SaveUnit(0));
+  REQUIRE(test.output.said[1].header.round == 0);
+  REQUIRE(test.output.said[1].payload.empty());  // it has no residual yet
+
+  SECTION("into another shard, which goes on at that round") {
+    Fixture other("onebit");
+    other.shard().OnWriteState(0, question(MessageKind::kWriteState, 0, 1),
+                               payload_of(saved.payload));
+    REQUIRE(other.output.failures.empty());
+    REQUIRE(other.output.said.at(0).header.kind == MessageKind::kStateWritten);
+    REQUIRE(other.output.said[0].header.step == 77);
+    REQUIRE(other.residuals().SaveUnit(0) == saved.payload);
+    other.Push(0, other.PushHeader(0, 1), other.Encode(1, "onebit"));
+    REQUIRE(other.output.failures.empty());
+    // Nothing clears it.
+    Fixture third("onebit");
+    third.shard().OnWriteState(0, question(MessageKind::kWriteState, 0, 1),
+                               payload_of(saved.payload));
+    third.shard().OnWriteState(0, question(MessageKind::kWriteState, 0, 1), {});
+    REQUIRE(third.residuals().Read("weight", kBlockElements) == std::vector<float>(kBlockElements));
+    REQUIRE(third.output.failures.empty());
+  }
+  SECTION("anything else ends the job by name") {
+    const int what = GENERATE(0, 1, 2, 3, 4);
+    std::string expected;
+    Header header = question(MessageKind::kWriteState, 0, 1);
+    std::vector<std::byte> bytes = saved.payload;
+    Fixture plain("onebit", "none", 0);
+    Fixture& shard = what == 4 ? plain : test;
+    std::uint32_t rank = 0;
+    if (what == 0) {
+      expected = "while tensor 'weight'[0:4096] (key 0), step 1, round 1 is open";
+      test.Push(1, test.PushHeader(0, 1), test.Encode(1, "onebit"));
+    } else if (what == 1) {
+      expected = "WriteState of rank 2 for key 0: worker 0 alone";
+      rank = 2;
+    } else if (what == 2) {
+      expected = "WriteState of rank 0 for key 9, which server 0 lane 0 does not own";
+      header.key = 9;
+    } else if (what == 3) {
+      expected = "state of rank 0 for tensor 'weight'[0:4096] (key 0): saved residuals are damaged";
+      bytes[bytes.size() / 2] ^= std::byte{1};
+    } else {
+      expected = "and the way down has no feedback";
+    }
+    shard.shard().OnWriteState(rank, header, payload_of(bytes));
+    REQUIRE(shard.output.failures.size() == 1);
+    CAPTURE(what, shard.output.failures[0].message());
+    REQUIRE(shard.output.failures[0].message().find(expected) != std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace gradwire
