@@ -25,7 +25,8 @@ def environment(token):
     result = {key: value for key, value in os.environ.items()
               if not key.startswith(("GRADWIRE_", "DMLC_"))}
     result.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
-                  PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", TEST_JOB=token)
+                  PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", TEST_JOB=token,
+                  TEST_SERVER=str(BIN / "gradwire-server"))
     return result
 
 
@@ -125,6 +126,15 @@ class OptimizerTest(unittest.TestCase):
 
     def test_the_wrapper(self):
         self.run_job("data_parallel")
+
+    def test_backward_passes_that_fail(self):
+        self.run_job("fails_in_backward")
+
+    def test_a_step_that_is_interrupted_can_be_finished(self):
+        self.run_job("interrupted")
+
+    def test_one_job_after_another_in_a_process(self):
+        self.run_job("second_job")
 
     def test_a_killed_trainer_is_named_and_nothing_is_left(self):
         output = self.run_job("killed", expected=1,

@@ -9,6 +9,8 @@ import copy
 import io
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -1178,6 +1180,148 @@ def data_parallel():
         raise AssertionError("an optimizer was taken for a module")
 
 
+def fails_in_backward():
+    """A wrapper whose backward pass has failed says so; an optimizer can be told to go on."""
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(_, values):
+            return values.clone()
+
+        @staticmethod
+        def backward(_, gradient):
+            raise ValueError("of the script's own")
+
+    def fail(first, second):
+        try:
+            second(Fails.apply(first(torch.ones(2, 3)))).sum().backward()
+        except ValueError as error:
+            expect("of the script's own" in str(error), str(error))
+        else:
+            raise AssertionError("the backward pass did not fail")
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = gw.DistributedOptimizer(sgd(model), model.named_parameters())
+    gw.broadcast_parameters(model.state_dict())
+    fail(model[0], model[1])
+    refused("call synchronize() first", optimizer.zero_grad)
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    model(torch.ones(2, 3) * (gw.rank() + 1)).sum().backward()
+    optimizer.step()
+    expect_same_everywhere(model.parameters(), "after a backward pass that failed")
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.fails = nn.Linear(3, 3), nn.Linear(3, 1), True
+
+        def forward(self, values):
+            values = self.first(values)
+            return self.second(Fails.apply(values) if self.fails else values)
+
+    wrapped = gw.DistributedDataParallel(Half())
+    try:
+        wrapped(torch.ones(2, 3)).sum().backward()
+    except ValueError:
+        pass
+    wrapped.module.fails = False
+    refused("the last backward pass ended with an error", wrapped(torch.ones(2, 3)).sum().backward)
+    wrapped._exchange.send_rest()  # so that this job can end in order
+    wrapped._exchange.receive_all()
+
+
+def interrupted():
+    """Ctrl-C while step() waits: the step can be finished, counts once, and leaves nothing out."""
+    model, calm = network(), network()
+    optimizer = gw.DistributedOptimizer(sgd(model), model.named_parameters())
+    without = gw.DistributedOptimizer(sgd(calm), calm.named_parameters())
+    train(calm, without, 3)
+    receive = type(optimizer._exchange).receive
+
+    def receive_two(exchange, slot):
+        finite = receive(exchange, slot)
+        if slot is exchange.slots[1]:
+            raise KeyboardInterrupt
+        return finite
+
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, batch(step, gw.rank())).backward()
+        if gw.rank() == 0 and step == 1:
+            with mock.patch.object(type(optimizer._exchange), "receive", receive_two):
+                try:
+                    optimizer.step()
+                except KeyboardInterrupt:
+                    pass
+                else:
+                    raise AssertionError("step() was not interrupted")
+        optimizer.step()  # servers refuse a rank that has ended more steps than others
+    expect_same_everywhere(model.parameters(), "after Ctrl-C")
+    expect(distance(model, calm) == 0, f"{distance(model, calm)} from what nobody interrupts")
+
+    # With a tensor that is not finite: it is not forgotten.
+    bad = network(2)
+    third = gw.DistributedOptimizer(sgd(bad), bad.named_parameters())
+    (bad[0].weight * float("inf")).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with mock.patch.object(type(third._exchange), "receive", receive_two):
+            try:
+                third.step()
+            except KeyboardInterrupt:
+                pass
+        third.step()
+    expect(third.skipped_steps == 1, f"{third.skipped_steps} steps left out")
+
+
+def second_job():
+    """A process may train in one job after another, each with its own servers. Nothing of the first
+    reaches the second, not even a step that was left half done."""
+    model = network()
+    optimizer = gw.DistributedOptimizer(sgd(model), model.named_parameters())
+    wrapped = gw.DistributedDataParallel(nn.Linear(3, 1))
+    train(model, optimizer, 2)
+    loss_of(model, batch(2, gw.rank())).backward()  # and no step()
+    rank, server = gw.rank(), None
+    port = torch.zeros(1, dtype=torch.int64)
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port[0] = probe.getsockname()[1]
+    gw.broadcast_parameters([("port", port)])
+    endpoint = f"tcp://127.0.0.1:{port.item()}"
+    gw.shutdown()
+    if rank == 0:
+        server = subprocess.Popen([os.environ["TEST_SERVER"], "--set", f"endpoint={endpoint}",
+                                   "--set", "job.workers=2"],
+                                  env={key: value for key, value in os.environ.items()
+                                       if key != "GRADWIRE_ROLE"})
+    try:
+        gw.init(settings={"endpoint": endpoint}, rank=rank)
+        refused("made for a connection that is closed", optimizer.step)
+        again = gw.DistributedOptimizer(sgd(model), model.named_parameters())
+        taken = gw.DistributedOptimizer(sgd(wrapped), wrapped.module.named_parameters())
+        expect(again._exchange.prefix == "Gradient." and taken._exchange.prefix == "Gradient@1.",
+               f"{again._exchange.prefix}, {taken._exchange.prefix}")
+        with mock.patch.object(_ops, "end_step", wraps=_ops.end_step) as ended:
+            for step in range(3):
+                train(model, again, 1, first=step)
+                wrapped.module(torch.ones(1, 3)).sum().backward()
+                taken.step()
+        expect(ended.call_count == 3, f"{ended.call_count} steps, expected 3")
+        expect_same_everywhere(model.parameters(), "in the second job")
+        refused("has lost its parameters", optimizer.step)
+        gw.shutdown()
+        if server is not None:
+            exit_code = server.wait(timeout=60)
+            if exit_code != 0:
+                raise AssertionError(f"the second server ended with {exit_code}")
+    finally:
+        if server is not None and server.poll() is None:
+            server.kill()
+            server.wait()
+
+
 def killed():
     """Rank 1 is killed between two steps; rank 0 says who."""
     model = network()
@@ -1198,7 +1342,7 @@ SCENARIOS = {function.__name__: function for function in (
     one_loss_reaches_both, clipping, several_passes, shared_and_unused, wrong_orders, closures,
     gradient_objects, dtypes, schedulers_and_states, refusals, uneven_batches, failing_in_join,
     not_finite, mixed_precision, residuals_follow_the_scale, advice, learning_rates, overlap, data_parallel,
-    killed)}
+    fails_in_backward, interrupted, second_job, killed)}
 
 
 def main():

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 import torch
 
 from .. import rank
-from .._client import invalid
+from .._client import Client, invalid, require
 from . import _ops
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -23,16 +23,24 @@ class _Steps:
     all ranks must call it at the same place. So it is called when every exchange has handed over all
     its gradients since the last call. One that does so twice before has shown that the others
     rest, and ends the step alone, unless some of another's gradients are under way: then that
-    one's step() does it.
+    one's step() does it. A new connection begins anew; exchanges of one before take no part.
     """
 
     def __init__(self) -> None:
+        self._client: Callable[[], Optional[Client]] = lambda: None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._exchanges = 0
         self._complete: Set[int] = set()
         self._begun: Set[int] = set()
 
     def enter(self) -> int:
         """The number of a new exchange: that of its construction, the same on every rank."""
+        client = require()
+        if self._client() is not client:
+            self._client = weakref.ref(client)
+            self._begin_anew()
         self._exchanges += 1
         return self._exchanges - 1
 
@@ -113,8 +121,10 @@ class GradientExchange:
         self.slots: List[Slot] = []
         self.paused = False  # gradients add up on this rank
         self.ready = False  # all are averaged, and nobody has used them yet
+        self.sent_all = False  # send_rest is over, receive_all is not: an exception came in between
         self.void: List[str] = []  # of the last step: the tensors that were not finite
         self.at_fault: Set[int] = set()  # ranks whose gradients were not, until warn_of_void
+        self._client = weakref.ref(require())
         self.number = _steps.enter()
         self.prefix = "Gradient." if self.number == 0 else f"Gradient@{self.number}."
         self.released = False
@@ -162,12 +172,18 @@ class GradientExchange:
 
     def hand_on(self, name: str, to: str) -> None:
         """Another exchange wants the parameter: this one averages nothing any more."""
+        if self._client() is not require():
+            self._release()  # it could do nothing any more
+            return
         if self.owner == "DistributedDataParallel" or to == "DistributedDataParallel":
             raise invalid(f"the gradient of '{name}' is averaged by a {self.owner} already, and a "
                           f"{to} would do it again: use one of the two")
         if any(slot.handle is not None for slot in self.slots):
             raise invalid(f"'{name}' belongs to a {self.owner} whose gradients are under way: call "
                           "its step() before its parameters go to another")
+        self._release()
+
+    def _release(self) -> None:
         for slot in self.slots:
             slot.hook.remove()
         self.released = True
@@ -187,6 +203,12 @@ class GradientExchange:
 
     def _refuse_second(self, slot: Slot) -> None:
         state = "averaged" if self.ready else "on its way"
+        if self.owner == "DistributedDataParallel":
+            raise invalid(
+                f"a gradient of '{slot.name}' on rank {rank()} while the one before is on its way. "
+                "Either the last backward pass ended with an error, and the other ranks wait for the "
+                "rest of its gradients: end the program; or this pass runs inside of another, as "
+                "activation checkpointing does with use_reentrant=True: use use_reentrant=False")
         if self._arrived is not None and not self.ready:
             raise invalid(
                 f"a gradient of '{slot.name}' on rank {rank()} before its last update was "
@@ -199,7 +221,13 @@ class GradientExchange:
             "another optimizer reaches this parameter, run its backward pass under this "
             "optimizer's no_sync(), or set requires_grad_(False) meanwhile")
 
+    def _check_connection(self) -> None:
+        if require() is not self._client():
+            raise invalid(f"this {self.owner} was made for a connection that is closed: make it anew "
+                          "after gradwire.init(), from a plain optimizer or module")
+
     def _send(self, slot: Slot, gradient: torch.Tensor) -> None:
+        self._check_connection()
         if not self._begun:
             self._begun = True
             _steps.begin(self.number)
@@ -213,10 +241,14 @@ class GradientExchange:
             gradient, name=slot.name, priority=slot.priority, compression=self._compression)
 
     def send_rest(self) -> None:
-        """Hands over what the backward pass has not: what .grad holds, else zeros."""
+        """Hands over what the backward pass has not: what .grad holds, else zeros. Nothing if that was
+        done before receive_all was interrupted."""
         if self.released:
             raise invalid(f"this {self.owner} has lost its parameters to another that was built "
                           "from them later: use that one")
+        self._check_connection()
+        if self.sent_all:
+            return
         for slot in self.slots:
             if slot.handle is not None:
                 continue
@@ -227,15 +259,19 @@ class GradientExchange:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             self._send(slot, parameter.grad)
+        self._end_sending()
+
+    def _end_sending(self) -> None:
         self._begun = False
+        self.void = []
+        self.sent_all = True
         _steps.complete(self.number)
 
     def send_zeros(self) -> None:
         """As send_rest for a rank that has no gradients at all; nothing of its own is changed."""
         for slot in self.slots:
             self._send(slot, torch.zeros_like(slot.parameter))
-        self._begun = False
-        _steps.complete(self.number)
+        self._end_sending()
 
     def receive(self, slot: Slot) -> bool:
         """Waits for one tensor's average.  Returns whether it is one: False if it was void."""
@@ -247,8 +283,12 @@ class GradientExchange:
         return not handle.nonfinite
 
     def receive_all(self) -> None:
-        """Waits for all averages; self.void then has the names of those that were not finite."""
-        self.void = [slot.name for slot in self.slots if not self.receive(slot)]
+        """Waits for all averages; self.void then has the names of those that were not finite. It may
+        be called again after Ctrl-C has interrupted it."""
+        for slot in self.slots:
+            if slot.handle is not None and not self.receive(slot):
+                self.void.append(slot.name)
+        self.sent_all = False
         self.ready = True
 
     def warn_of_void(self, void: List[str], consequence: str) -> None:

@@ -476,6 +476,7 @@ class _Overlap:
     def begin(self, more: Dict[str, Any]) -> None:
         """A step whose gradients are all under way."""
         optimizer = self._optimizer
+        optimizer._exchange.sent_all = False  # from here on `pending` knows what is left to do
         # A scheduler may change them before the update is applied.
         self._groups = [{key: value for key, value in group.items() if key != "params"}
                         for group in optimizer.param_groups]
