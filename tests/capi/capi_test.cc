@@ -721,6 +721,7 @@ TEST_CASE("a worker that goes with a push-pull in flight is named to the others"
                                    &handle),
                 "push");
     failures.Ok(gradwire_end_step(client), "end_step");
+    failures.Ok(gradwire_barrier(client), "barrier");  // both have begun
     if (goes) {
       gradwire_free(client);
       client = nullptr;

@@ -255,6 +255,7 @@ TEST_CASE("a state that does not belong here is refused, to every rank", "[integ
     std::vector<std::string> texts;
     Cluster cluster(JobConfig("onebit"), TransportKind::kInproc);
     RunAndFail(cluster, [&](Client& client) {
+      failures.Ok(client.Barrier(), "barrier");  // both are connected
       std::vector<std::byte> mine = saved[client.rank()];
       if (client.rank() == 1) {
         if (what == 0) mine = saved[0];
