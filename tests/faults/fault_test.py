@@ -150,7 +150,7 @@ class Job:
         self.launched = ""
 
     @staticmethod
-    def worker_command(rounds, elements):
+    def worker_command(rounds, elements=40_000):
         return [str(BIN / "push_pull_worker"), "--tensors", "3", "--elements", str(elements), "--rounds",
                 str(rounds), "--warm-up", "0", "--check", "--verbose"]
 
@@ -511,7 +511,7 @@ class EndingTest(unittest.TestCase):
         return ["/bin/sh", "-c", f'if [ "$GRADWIRE_RANK" = 1 ]; then {other}; else {first}; fi']
 
     def worker(self, rounds):
-        return "exec " + " ".join(Job.worker_command(None, rounds))
+        return "exec " + " ".join(Job.worker_command(rounds))
 
     def test_a_job_that_ends_well_has_every_goodbye_acknowledged(self):
         job = self.job(rounds=20)
