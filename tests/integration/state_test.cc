@@ -112,7 +112,7 @@ TEST_CASE("a job that is saved, stopped and started anew goes on bit for bit",
           "[integration][state]") {
   const auto kind = GENERATE(TransportKind::kInproc, TransportKind::kZmq);
   const std::string spec = GENERATE("none", "fp16", "onebit", "topk(ratio=0.05)");
-  const std::uint64_t warmup = GENERATE(0, 7);
+  const std::uint64_t warmup = GENERATE(std::uint64_t{0}, std::uint64_t{7});
   const bool restores_first = GENERATE(false, true);
   CAPTURE(ToString(kind), spec, warmup, restores_first);
   Config config = JobConfig(spec);
@@ -152,7 +152,8 @@ TEST_CASE("a state that was saved again before anything used it is the same",
 
 TEST_CASE("a running job goes back to an earlier state exactly", "[integration][state]") {
   Config config = JobConfig("onebit");
-  config.compression.warmup_steps = GENERATE(0, 2);  // saved without residuals, and with
+  config.compression.warmup_steps =
+      GENERATE(std::uint64_t{0}, std::uint64_t{2});  // saved without residuals, and with
   Failures failures;
   std::vector<std::vector<float>> outs;  // rank 0's of the first tensor
   const std::vector<TensorDeclaration> tensors = Tensors();
