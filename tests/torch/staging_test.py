@@ -167,8 +167,8 @@ class StagingTest(unittest.TestCase):
 
     def start(self, automatic):
         self.device = FakeDevice(automatic)
-        self.library = Library(automatic)
-        self.staging = Staging(self.device, 3, self.library.finish)
+        self.native = Library(automatic)
+        self.staging = Staging(self.device, 3, self.native.finish)
 
     def tearDown(self):
         self.staging.close(orderly=False)
@@ -178,7 +178,7 @@ class StagingTest(unittest.TestCase):
 
     def push(self, name, tensor, out=None):
         return self.staging.push(name, tensor, tensor if out is None else out,
-                                 self.library.begin(name))
+                                 self.native.begin(name))
 
     def reach(self, item, *states):
         """Waits until the item is in one of the states."""
@@ -195,7 +195,7 @@ class StagingTest(unittest.TestCase):
 
     def copying_in(self, name, tensor, out=None):
         item = self.copied_out(name, tensor, out)
-        self.library.pushes[name].complete()
+        self.native.pushes[name].complete()
         self.reach(item, State.COPYING_IN)
         return item
 
@@ -217,13 +217,13 @@ class Transitions(StagingTest):
         item = self.push("a", tensor)
         self.assertEqual(item.state, State.COPYING_OUT)
         self.assertFalse(item.poll())
-        self.assertEqual(self.library.begun, [])
+        self.assertEqual(self.native.begun, [])
         self.device.out[tensor.data_ptr()].complete()
-        self.library.wait_begun(1)
+        self.native.wait_begun(1)
         self.reach(item, State.PUSHING)
         self.assertFalse(item.poll())
         self.assertEqual(self.device.into, {})
-        self.library.pushes["a"].complete()
+        self.native.pushes["a"].complete()
         self.reach(item, State.COPYING_IN)
         self.assertTrue(item.poll())
         self.assertEqual(tensor.tolist(), [0, 1, 2, 3], "the copy back has not happened yet")
@@ -250,7 +250,7 @@ class Transitions(StagingTest):
 
     def test_a_void_round_is_known(self):
         item = self.copied_out("a", torch.ones(2))
-        push = self.library.pushes["a"]
+        push = self.native.pushes["a"]
         push.nonfinite, push.nonfinite_ranks = True, (1,)
         push.complete()
         item.wait(DEADLINE_S)
@@ -273,13 +273,13 @@ class Transitions(StagingTest):
         for timeout in (0, 0.01):
             with self.assertFails(Code.TIMEOUT, "tensor 'a'", "rank 3", "pushing"):
                 item.wait(timeout)
-        self.library.pushes["a"].complete()
+        self.native.pushes["a"].complete()
         self.assertIs(item.wait(DEADLINE_S), tensor)
 
     def test_whoever_waits_overtakes_a_slow_push(self):
         slow, fast = torch.ones(2), torch.ones(2)
         first, second = self.copied_out("slow", slow), self.copied_out("fast", fast)
-        self.library.pushes["fast"].complete()
+        self.native.pushes["fast"].complete()
         second.wait(DEADLINE_S)
         self.assertEqual(first.state, State.PUSHING)
         self.assertIn(fast.data_ptr(), self.device.into)
@@ -287,7 +287,7 @@ class Transitions(StagingTest):
     def test_poll_sees_a_push_that_ended_behind_a_slow_one(self):
         first = self.copied_out("slow", torch.ones(2))
         second = self.copied_out("fast", torch.ones(2))
-        self.library.pushes["fast"].complete()
+        self.native.pushes["fast"].complete()
         self.assertTrue(second.poll())
         self.assertFalse(first.poll())
 
@@ -322,7 +322,7 @@ class Transitions(StagingTest):
             thread.start()
         self.device.out[tensor.data_ptr()].complete()
         self.reach(item, State.PUSHING)
-        self.library.pushes["a"].complete()
+        self.native.pushes["a"].complete()
         for thread in waiting:
             thread.join(DEADLINE_S)
         self.assertEqual([result is tensor for result in results], [True] * 4)
@@ -338,21 +338,21 @@ class Order(StagingTest):
             self.device.out[tensors[i].data_ptr()].complete()
         with self.assertFails(Code.TIMEOUT):
             items[4].wait(0.2)
-        self.assertEqual(self.library.begun, [])
+        self.assertEqual(self.native.begun, [])
         self.device.out[tensors[0].data_ptr()].complete()
-        self.library.wait_begun(5)
-        self.assertEqual(self.library.begun, ["t0", "t1", "t2", "t3", "t4"])
+        self.native.wait_begun(5)
+        self.assertEqual(self.native.begun, ["t0", "t1", "t2", "t3", "t4"])
 
     def test_the_end_of_a_step_keeps_its_place(self):
         tensors = [torch.ones(2) for _ in range(3)]
         self.push("a", tensors[0])
         self.push("b", tensors[1])
-        self.staging.in_order(self.library.call("end of step"))
+        self.staging.in_order(self.native.call("end of step"))
         self.push("c", tensors[2])
         for i in (2, 1, 0):
             self.device.out[tensors[i].data_ptr()].complete()
-        self.library.wait_begun(4)
-        self.assertEqual(self.library.begun, ["a", "b", "end of step", "c"])
+        self.native.wait_begun(4)
+        self.assertEqual(self.native.begun, ["a", "b", "end of step", "c"])
 
     def test_an_error_of_such_a_call_comes_with_the_next_push(self):
         for raised, code, text in ((RuntimeError("odd"), Code.INTERNAL, "ending the step failed: odd"),
@@ -408,7 +408,7 @@ class Failures(StagingTest):
         self.device.refuse = RuntimeError("out of memory")
         item = self.push("a", torch.ones(2))
         self.fails_again(item, Code.INTERNAL, "'a'", "rank 3", "to the host failed: out of memory")
-        self.assertEqual(self.library.begun, [])
+        self.assertEqual(self.native.begun, [])
         self.others_go_on()
 
     def test_a_copy_out_that_fails_on_the_way(self):
@@ -416,16 +416,16 @@ class Failures(StagingTest):
         item = self.push("a", tensor)
         self.device.out[tensor.data_ptr()].fail("illegal access")
         self.fails_again(item, Code.INTERNAL, "'a'", "rank 3", "to the host failed: illegal access")
-        self.assertEqual(self.library.begun, [])
+        self.assertEqual(self.native.begun, [])
         self.others_go_on()
 
     def test_a_push_that_cannot_begin(self):
         tensor = torch.ones(2)
-        self.library.error = RuntimeError("odd")
+        self.native.error = RuntimeError("odd")
         item = self.push("a", tensor)
         self.device.out[tensor.data_ptr()].complete()
         self.fails_again(item, Code.INTERNAL, "'a'", "rank 3", "its push could not begin: odd")
-        self.library.error = None
+        self.native.error = None
         self.others_go_on()
 
     def test_a_push_that_fails(self):
@@ -434,7 +434,7 @@ class Failures(StagingTest):
                                     Code.UNAVAILABLE, "server 1 is lost")):
             with self.subTest(text=text):
                 item = self.copied_out("a", torch.ones(2))
-                self.library.pushes["a"].fail(raised)
+                self.native.pushes["a"].fail(raised)
                 self.reach(item, State.FAILED)  # nobody waits for it
                 self.fails_again(item, code, text)
         self.others_go_on()
@@ -442,7 +442,7 @@ class Failures(StagingTest):
     def test_a_copy_back_that_cannot_begin(self):
         item = self.copied_out("a", torch.ones(2))
         self.device.refuse = RuntimeError("no stream")
-        self.library.pushes["a"].complete()
+        self.native.pushes["a"].complete()
         self.fails_again(item, Code.INTERNAL, "'a'", "rank 3", "to the device failed: no stream")
         self.others_go_on()
 
@@ -459,8 +459,8 @@ class Failures(StagingTest):
         pushing = [self.copied_out(f"p{i}", torch.ones(2)) for i in range(3)]
         tensors = [torch.ones(2) for _ in range(3)]
         copying = [self.push(f"c{i}", tensor) for i, tensor in enumerate(tensors)]
-        self.library.error = lost
-        for push in self.library.pushes.values():
+        self.native.error = lost
+        for push in self.native.pushes.values():
             push.fail(lost)
         for tensor in tensors:
             self.device.out[tensor.data_ptr()].complete()
@@ -471,7 +471,7 @@ class Failures(StagingTest):
     def test_an_interrupt_of_the_one_who_waits_ends_nothing(self):
         tensor = torch.ones(2)
         item = self.copied_out("a", tensor)
-        real, main = self.library.finish, threading.current_thread()
+        real, main = self.native.finish, threading.current_thread()
 
         def interrupted(push, timeout):
             if threading.current_thread() is main:
@@ -482,7 +482,7 @@ class Failures(StagingTest):
         with self.assertRaises(KeyboardInterrupt):
             item.wait(DEADLINE_S)
         self.staging._finish = real
-        self.library.pushes["a"].complete()
+        self.native.pushes["a"].complete()
         self.assertIs(item.wait(DEADLINE_S), tensor)
 
 
@@ -500,7 +500,7 @@ class Shutdown(StagingTest):
         item = self.push("a", torch.ones(2))
         self.staging.close(orderly=False)
         self.closed(item, "copying out")
-        self.assertEqual(self.library.begun, [])
+        self.assertEqual(self.native.begun, [])
 
     def test_while_pushing(self):
         item = self.copied_out("a", torch.ones(2))
@@ -535,7 +535,7 @@ class Shutdown(StagingTest):
             self.device.out[tensor.data_ptr()].complete()
         closing.join(DEADLINE_S)
         self.assertFalse(closing.is_alive())
-        self.assertEqual(self.library.begun, ["t0", "t1", "t2"])
+        self.assertEqual(self.native.begun, ["t0", "t1", "t2"])
         self.closed(items[0], "pushing")
 
     def test_in_order_it_does_not_wait_for_ever(self):
@@ -560,7 +560,7 @@ class Shutdown(StagingTest):
                 waiting.start()
                 self.staging.close(orderly=False)
                 if state is State.PUSHING:
-                    self.library.pushes["a"].complete()  # the library's own wait ends
+                    self.native.pushes["a"].complete()  # the library's own wait ends
                 waiting.join(DEADLINE_S)
                 self.assertEqual([error.code for error in errors], [Code.UNAVAILABLE])
 
@@ -626,7 +626,7 @@ class Buffers(StagingTest):
 
     def test_the_buffer_of_a_failed_push_is_not_used_again(self):
         item = self.copied_out("a", torch.ones(2))
-        self.library.pushes["a"].fail(RuntimeError("odd"))
+        self.native.pushes["a"].fail(RuntimeError("odd"))
         self.reach(item, State.FAILED)
         self.through("a", torch.ones(2))
         self.assertEqual(len(self.device.pinned), 2)
@@ -644,7 +644,7 @@ class Buffers(StagingTest):
         self.reach(item, State.DONE)
         gone = weakref.ref(tensor)
         self.device.out.clear()
-        self.library.pushes.clear()
+        self.native.pushes.clear()
         del tensor
         self.assertIsNone(gone())
 
@@ -658,7 +658,7 @@ class Many(StagingTest):
             items = [self.push(f"t{i}", tensor) for i, tensor in enumerate(tensors)]
             for i, item in enumerate(items):
                 self.assertEqual(item.wait(DEADLINE_S).tolist(), [1000.0 + i] * (i % 7))
-        self.assertEqual(self.library.begun, [f"t{i}" for i in range(2000)] * 3)
+        self.assertEqual(self.native.begun, [f"t{i}" for i in range(2000)] * 3)
 
     def test_random_orders(self):
         seed = int(os.environ.get("TEST_SEED") or random.randrange(1 << 32))
@@ -682,10 +682,10 @@ class Many(StagingTest):
                 event = self.device.out[tensor.data_ptr()]
                 event.fail("odd") if fates[name] == "out" else event.complete()
             alive = [name for name in names if fates[name] != "out"]
-            self.library.wait_begun(len(alive))
+            self.native.wait_begun(len(alive))
             choice.shuffle(alive)
             for name in alive:
-                push = self.library.pushes[name]
+                push = self.native.pushes[name]
                 push.fail(RuntimeError("odd")) if fates[name] == "push" else push.complete()
             alive = [entry for entry in order if fates[entry[0]] in ("fine", "in")]
             for name, tensor in alive:
@@ -709,7 +709,7 @@ class Many(StagingTest):
             self.reach(item, State.DONE if fates[name] == "fine" else State.FAILED)
             if fates[name] == "fine":
                 self.assertEqual(tensor.tolist(), [1000.0 + names.index(name)] * 3)
-        self.assertEqual(self.library.begun, [name for name in names if fates[name] != "out"])
+        self.assertEqual(self.native.begun, [name for name in names if fates[name] != "out"])
         self.staging.close(orderly=True)
 
 
