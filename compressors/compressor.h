@@ -63,10 +63,15 @@ struct Residual {
 
 /// What an encode or decode call is told beside the data.
 struct CodecContext {
-  /// hash(job seed, key, round, sender); unused by deterministic codecs.
+  /// hash(job seed, key, round, sender): rounding draws, which differ from sender to sender.
   std::uint64_t stream_seed = 0;
   /// Weight of the residual; 1 in plain error feedback.
   float alpha = 1.0F;
+  /// hash(job seed, key, round): choices that all senders of a round make alike.
+  std::uint64_t shared_seed = 0;
+  /// Encode only: the values are a sum of payloads of this codec with this shared seed, so they are
+  /// zero wherever the codec would not look.
+  bool of_same_choice = false;
 };
 
 /// Outcome of an encode pass.
@@ -74,6 +79,9 @@ struct Encoded {
   std::size_t payload_bytes = 0;
   /// False if q had a NaN or an infinity: the payload is void and a mark is sent in its place.
   bool finite = true;
+  /// Elements of which more is left over than the codec's class bounds (twobit: abs q > 2 theta).
+  /// If that goes on, their residual grows.
+  std::size_t out_of_bound = 0;
 };
 
 enum class CompressorClass { kExact, kContractive, kUnbiased, kBounded, kNoClaim };
@@ -105,6 +113,11 @@ class Compressor {
 
   /// Bytes: an upper bound of the payload of n elements.
   virtual std::size_t MaxEncodedSize(std::size_t n) const = 0;
+
+  /// The bound of E |C(q) - q|^2 / |q|^2 over all q of n elements, as encoded with feedback: omega
+  /// of the unbiased ones. Where it is 1 or more a residual could grow for ever, and feedback is
+  /// refused. Codecs that are made for feedback leave it at 0.
+  virtual double FeedbackVariance(std::size_t) const { return 0; }
 
   /// Encodes the n values of `input`, with feedback if `residual` is given: q = input + alpha * e,
   /// payload of q, e <- q - C(q). Without it q is the input.

@@ -19,74 +19,10 @@
 
 #include "common/base/bytes.h"
 #include "compressors/codecs/half.h"
+#include "compressors/codecs/vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::kernels::HWY_NAMESPACE {
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-// Vectors where there are some; the scalar code after each vector loop handles the tail, and
-// everything where there are none. Both do the same arithmetic in the same order.
-#if HWY_TARGET == HWY_SCALAR
-#define GRADWIRE_VECTORS 0
-#else
-#define GRADWIRE_VECTORS 1
-#endif
-
-// F16C rounds as float16 is specified here and ignores the denormal mode.
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
-#define GRADWIRE_NATIVE_HALF 1
-#else
-#define GRADWIRE_NATIVE_HALF 0
-#endif
-
-constexpr float kMaxFinite = std::numeric_limits<float>::max();
-constexpr std::size_t kLanes = 16;
-
-inline bool Finite(float value) { return std::fabs(value) <= kMaxFinite; }
-
-#if GRADWIRE_VECTORS
-using D = hn::ScalableTag<float>;
-using DU = hn::RebindToUnsigned<D>;
-using DI = hn::RebindToSigned<D>;
-using D16 = hn::Rebind<std::uint16_t, D>;
-using V = hn::Vec<D>;
-using VU = hn::Vec<DU>;
-using M = hn::Mask<D>;
-constexpr D d;
-constexpr DU du;
-constexpr DI di;
-constexpr D16 d16;
-constexpr std::size_t N = hn::MaxLanes(d);
-static_assert(N <= kLanes && kLanes % N == 0, "lanes of a vector divide the lanes of a block");
-
-/// Any address: through vectors of bytes.
-template <typename DX>
-HWY_INLINE hn::Vec<DX> LoadBytes(DX dx, const std::byte* from) {
-  const hn::Repartition<std::uint8_t, DX> d8;
-  return hn::BitCast(dx, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from)));
-}
-template <typename DX, typename VX>
-HWY_INLINE void StoreBytes(DX, VX v, std::byte* to) {
-  const hn::Repartition<std::uint8_t, DX> d8;
-  hn::StoreU(hn::BitCast(d8, v), d8, reinterpret_cast<std::uint8_t*>(to));
-}
-
-HWY_INLINE M AllLanes() { return hn::Eq(hn::Zero(d), hn::Zero(d)); }
-HWY_INLINE M FiniteLanes(V v) { return hn::Le(hn::Abs(v), hn::Set(d, kMaxFinite)); }
-
-/// True where the sign bit is set, -0 too. (IfNegativeThenElse is not used: for SSSE3 in Highway
-/// 1.0.3 it picks bit by bit.)
-HWY_INLINE hn::Mask<DI> SignBits(V v) { return hn::Lt(hn::BitCast(di, v), hn::Zero(di)); }
-
-/// Bit i = lane i. Loads no wider than what was stored, which compilers then keep in registers.
-HWY_INLINE std::uint32_t MaskBits(hn::Mask<DI> mask) {
-  std::uint8_t bytes[8] = {};
-  hn::StoreMaskBits(di, mask, bytes);
-  if constexpr (N > 8) return LoadLe<std::uint16_t>(bytes);
-  return bytes[0];
-}
-#endif  // GRADWIRE_VECTORS
 
 // ------------------------------------------------------------------------------------------ casts
 
@@ -500,9 +436,6 @@ std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t
   }
   return found;
 }
-
-#undef GRADWIRE_VECTORS
-#undef GRADWIRE_NATIVE_HALF
 
 }  // namespace gradwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
