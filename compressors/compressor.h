@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/random.h"
 #include "common/base/status.h"
 
 namespace gradwire {
@@ -67,12 +68,33 @@ struct CodecContext {
   std::uint64_t stream_seed = 0;
   /// Weight of the residual; 1 in plain error feedback.
   float alpha = 1.0F;
-  /// hash(job seed, key, round): choices that all senders of a round make alike.
+  /// Choices that all workers of a round make alike (which elements randomk keeps).
   std::uint64_t shared_seed = 0;
   /// Encode only: the values are a sum of payloads of this codec with this shared seed, so they are
   /// zero wherever the codec would not look.
   bool of_same_choice = false;
 };
+
+/// hash(job seed, key, round), from which the seeds of both directions follow.
+constexpr std::uint64_t RoundSeed(std::uint64_t job_seed, std::uint64_t key, std::uint64_t round) {
+  return HashCombine(HashCombine(job_seed, key), round);
+}
+
+/// What a rank encodes its push with, and the server decodes it with.
+constexpr CodecContext PushContext(std::uint64_t round_seed, std::uint64_t rank) {
+  return {.stream_seed = HashCombine(round_seed, rank), .shared_seed = round_seed};
+}
+
+/// What the server encodes its reply with, and the workers decode it with. With the workers' own
+/// compressor it makes the workers' choices; with another one they are independent of those, else
+/// the choice of a choice would be biased.
+constexpr CodecContext PullContext(std::uint64_t round_seed, std::uint64_t num_workers,
+                                   bool compresses_as_push) {
+  const std::uint64_t own = HashCombine(round_seed, num_workers);
+  return {.stream_seed = own,
+          .shared_seed = compresses_as_push ? round_seed : own,
+          .of_same_choice = compresses_as_push};
+}
 
 /// Outcome of an encode pass.
 struct Encoded {

@@ -31,7 +31,8 @@ class SumSource final : public BlockSource {
   Status AddWhole() {
     for (std::size_t rank = 0; rank < input_.contributions.size(); ++rank) {
       GRADWIRE_RETURN_IF_ERROR(input_.uplink->DecodeAdd(input_.contributions[rank].payload.bytes,
-                                                        input_.ContextOf(rank), {whole_, n_}));
+                                                        PushContext(input_.round_seed, rank),
+                                                        {whole_, n_}));
     }
     return Status::Ok();
   }
@@ -44,7 +45,7 @@ class SumSource final : public BlockSource {
       std::memset(block.data(), 0, count * sizeof(float));
       for (std::size_t rank = 0; rank < input_.contributions.size(); ++rank) {
         input_.uplink->DecodeAddRange(input_.contributions[rank].payload.bytes, n_,
-                                      input_.ContextOf(rank), offset, block);
+                                      PushContext(input_.round_seed, rank), offset, block);
       }
     }
     if (divisor_ != 1.0F) Divide(block);
@@ -91,8 +92,8 @@ bool HoldsNonfinite(const ReduceInput& input, std::size_t rank) {
   ForEachBlock(n, [&](std::size_t offset, std::size_t count) {
     if (found) return;
     std::fill_n(block.begin(), count, 0.0F);
-    input.uplink->DecodeAddRange(contribution.payload.bytes, n, input.ContextOf(rank), offset,
-                                 {block.data(), count});
+    input.uplink->DecodeAddRange(contribution.payload.bytes, n, PushContext(input.round_seed, rank),
+                                 offset, {block.data(), count});
     found = !std::all_of(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(count),
                          [](float value) { return std::isfinite(value); });
   });
@@ -145,7 +146,7 @@ Result<ReduceOutput> ReduceFloat64(const ReduceInput& input, BufferPool& pool) {
     StoreLe(out + i * sizeof(double), sum);
   }
   if (!finite) return VoidRound(input, pool);
-  return ReduceOutput{ReplyKind::kResult, buffer.Share(n * sizeof(double))};
+  return ReduceOutput{ReplyKind::kResult, buffer.Share(n * sizeof(double)), 0};
 }
 
 template <typename T>
@@ -170,7 +171,7 @@ Result<ReduceOutput> ReduceInteger(const ReduceInput& input, BufferPool& pool) {
     }
     StoreLe(out + i * sizeof(T), static_cast<T>(sum));
   }
-  return ReduceOutput{ReplyKind::kResult, buffer.Share(n * sizeof(T))};
+  return ReduceOutput{ReplyKind::kResult, buffer.Share(n * sizeof(T)), 0};
 }
 
 Result<ReduceOutput> ReduceBroadcast(const ReduceInput& input, BufferPool& pool) {
@@ -191,7 +192,7 @@ Result<ReduceOutput> ReduceBroadcast(const ReduceInput& input, BufferPool& pool)
   // A copy, so that the root's memory is not held by a reply that is kept until the next round.
   const PooledBuffer reply = pool.Acquire(root->payload.size());
   std::memcpy(reply.bytes().data(), root->payload.bytes.data(), root->payload.size());
-  return ReduceOutput{ReplyKind::kResult, reply.Share(root->payload.size())};
+  return ReduceOutput{ReplyKind::kResult, reply.Share(root->payload.size()), 0};
 }
 
 }  // namespace
@@ -228,14 +229,16 @@ Result<ReduceOutput> Reduce(const ReduceInput& input, BufferPool& pool) {
   }
   if (input.residual != nullptr) BringToScale(*input.downlink, input.scale, *input.residual);
   const PooledBuffer reply = pool.Acquire(input.downlink->MaxEncodedSize(n));
-  const auto encoded = input.downlink->Encode(
-      source, n, input.ContextOf(input.contributions.size()), input.residual, reply.bytes());
+  const CodecContext context =
+      PullContext(input.round_seed, input.contributions.size(), input.same_both_ways);
+  const auto encoded = input.downlink->Encode(source, n, context, input.residual, reply.bytes());
   if (!encoded.ok()) return encoded.status();
   if (!encoded->finite) {
     if (input.residual != nullptr) RestoreAfterVoidRound(source, *input.residual);
     return VoidRound(input, pool);
   }
-  return ReduceOutput{ReplyKind::kResult, reply.Share(encoded->payload_bytes)};
+  return ReduceOutput{ReplyKind::kResult, reply.Share(encoded->payload_bytes),
+                      input.residual == nullptr ? 0 : encoded->out_of_bound};
 }
 
 }  // namespace gradwire

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "common/base/buffer_pool.h"
-#include "common/base/random.h"
 #include "common/base/status.h"
 #include "common/wire/header.h"
 #include "common/wire/plan_data.h"
@@ -31,21 +30,16 @@ struct ReduceInput {
   /// Nobody has looked at what was pushed (`none`): the sum is looked at before the residual is
   /// used.
   bool sums_unseen_values = false;
-  /// hash(job seed, key, round); a sender's stream is this and its rank, the server's
-  /// number_of_ranks.
-  std::uint64_t stream_base = 0;
-
-  CodecContext ContextOf(std::size_t sender) const {
-    CodecContext context;
-    context.stream_seed = HashCombine(stream_base, sender);
-    return context;
-  }
+  std::uint64_t round_seed = 0;  // RoundSeed of the job, key and round
+  /// Both directions have the same compressor with the same parameters.
+  bool same_both_ways = false;
 };
 
 /// What all workers get.
 struct ReduceOutput {
   ReplyKind kind = ReplyKind::kResult;
   Payload payload;  // kNonfinite: the ranks at fault, u32 each; none if the sum overflowed
+  std::size_t out_of_bound = 0;  // Encoded::out_of_bound of the reply, with feedback
 };
 
 /// Closes a round: adds the contributions in rank order from +0.0, divides once for an average,

@@ -222,11 +222,11 @@ void Shard::Close(Key& key) {
   key.input.downlink = key.downlink;
   key.input.residual = key.residual;
   key.input.scale = key.scale;
-  if (key.unit->phases[key.phase].downlink_feedback != Feedback::kEfLr) {
-    key.input.scale.learning_rate = 0;
-  }
-  key.input.stream_base = HashCombine(HashCombine(options_.seed, key.unit->key), key.round);
-  key.input.sums_unseen_values = key.unit->phases[key.phase].uplink == "none";
+  const Phase& phase = key.unit->phases[key.phase];
+  if (phase.downlink_feedback != Feedback::kEfLr) key.input.scale.learning_rate = 0;
+  key.input.round_seed = RoundSeed(options_.seed, key.unit->key, key.round);
+  key.input.same_both_ways = phase.uplink == phase.downlink;
+  key.input.sums_unseen_values = phase.uplink == "none";
   key.input_plan = plan_;
 
   const bool inline_work = executor_.concurrency() == 0;
@@ -269,6 +269,15 @@ void Shard::Finish(Key& key) {
       LogWarn("shard", "void round: not finite",
               {Field("unit", Describe(key)), Field("step", key.step),
                Field("ranks", DescribeNonfiniteRanks(*ranks)), Field("suppressed", *suppressed)});
+    }
+  }
+  if (key.result.out_of_bound != 0) {
+    if (const auto suppressed = out_of_bound_log_.Admit()) {
+      LogWarn("shard", "the residual of a downlink grows: values beyond what its compressor bounds",
+              {Field("unit", Describe(key)), Field("step", key.step),
+               Field("compressor", key.unit->phases[key.phase].downlink),
+               Field("elements", key.result.out_of_bound), Field("of", key.unit->num_elements),
+               Field("suppressed", *suppressed)});
     }
   }
   key.kept = std::move(key.result);

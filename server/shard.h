@@ -115,6 +115,7 @@ class Shard {
   ResidualStore& residuals_;  // of the whole server: keys of lanes are disjoint
   ShardCounters counters_;
   bool abandoned_ = false;
+  LogLimiter out_of_bound_log_{std::chrono::seconds(10)};
   LogLimiter nonfinite_log_;  // a model that diverges has a void round for every key and step
   std::shared_ptr<const Plan> plan_;
   std::vector<std::unique_ptr<Key>> keys_;  // [key]; null where another lane owns it

@@ -70,6 +70,7 @@ struct ResolvedLink {
   std::string written;
   Feedback feedback = Feedback::kNone;
   bool strong = false;  // the payload is less than half of fp32
+  bool summable = false;
 };
 
 Result<ResolvedLink> ResolveLink(const LinkCompression& link, Codecs& codecs) {
@@ -93,6 +94,7 @@ Result<ResolvedLink> ResolveLink(const LinkCompression& link, Codecs& codecs) {
       break;
   }
   if (traits.compressor_class == CompressorClass::kExact) resolved.feedback = Feedback::kNone;
+  resolved.summable = traits.summable;
   // Asked at one size for all tensors: the size of a unit depends on the compressor alone.
   const std::size_t n = kAutoStrongUnitBytes / sizeof(float);
   resolved.strong = (*codec)->MaxEncodedSize(n) < n * sizeof(float) / 2;
@@ -123,8 +125,13 @@ Result<Compression> ResolveCompression(const TensorDeclaration& tensor, const Pl
     return InvalidArgument(
         fmt::format("tensor '{}', downlink: {}", tensor.name, down.status().message()));
   }
+  // The server's choice is the workers', so of the sum nothing is left over.
+  Feedback down_feedback = down->feedback;
+  if (up->summable && up->written == down->written && downlink.feedback == FeedbackMode::kAuto) {
+    down_feedback = Feedback::kNone;
+  }
   Compression compression;
-  compression.steady = {0, up->written, down->written, up->feedback, down->feedback};
+  compression.steady = {0, up->written, down->written, up->feedback, down_feedback};
   std::uint64_t bytes = options.partition_bytes;
   if (bytes == 0) bytes = up->strong && down->strong ? kAutoStrongUnitBytes : kAutoPlainUnitBytes;
   const std::uint64_t blocks = bytes / sizeof(float) / kBlockElements;
@@ -142,6 +149,28 @@ std::vector<Phase> MakePhases(const Unit& unit, const Compression& compression,
   Phase after = steady;
   after.first_step = rules.warmup_steps;
   return {Phase{}, after};
+}
+
+/// Errors: InvalidArgument where what a unit's feedback holds back could grow for ever.
+Status CheckFeedback(const Plan& plan, const Unit& unit, Codecs& codecs) {
+  const auto n = static_cast<std::size_t>(unit.num_elements);
+  for (const Phase& phase : unit.phases) {
+    for (const auto& [link, written, feedback] :
+         {std::tuple{"uplink", &phase.uplink, phase.uplink_feedback},
+          std::tuple{"downlink", &phase.downlink, phase.downlink_feedback}}) {
+      if (feedback == Feedback::kNone) continue;
+      const auto codec = codecs.Get(*written);
+      if (!codec.ok()) return codec.status();
+      const double variance = (*codec)->FeedbackVariance(n);
+      if (variance < 1) continue;
+      return InvalidArgument(fmt::format(
+          "tensor {}, {}: {} is unbiased and may be off by {:.3g} times the norm of {} elements "
+          "(squares); feedback would let that grow, expected below 1; use feedback: off, more "
+          "levels, or smaller units",
+          DescribeUnit(plan, unit), link, *written, variance, n));
+    }
+  }
+  return Status::Ok();
 }
 
 Status CheckDeclaration(const TensorDeclaration& tensor) {
@@ -391,6 +420,7 @@ Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> bat
   for (std::size_t i = first_new; i < next.units.size(); ++i) {
     next.units[i].phases =
         MakePhases(next.units[i], compressions[i - first_new], options.compression);
+    GRADWIRE_RETURN_IF_ERROR(CheckFeedback(next, next.units[i], codecs));
   }
   GRADWIRE_RETURN_IF_ERROR(PlaceUnits(first_new, codecs, next));
   return next;

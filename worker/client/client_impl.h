@@ -356,11 +356,8 @@ class ClientImpl final : public Client, private LoopHandler {
   void StartNext(UnitWork& work);
   void AddCompression(ClientStats& stats) const;
   void GiveToken(UnitWork& work);
-  CodecContext ContextOf(const UnitWork& work, std::uint32_t sender) const {
-    CodecContext context;
-    context.stream_seed =
-        HashCombine(HashCombine(HashCombine(config_.job.seed, work.unit->key), work.round), sender);
-    return context;
+  std::uint64_t RoundSeedOf(const UnitWork& work) const {
+    return RoundSeed(config_.job.seed, work.unit->key, work.round);
   }
   std::string DescribeUnitWait(const UnitWork& work) const;
   std::string DescribeWait(std::uint32_t index) const;
@@ -460,6 +457,7 @@ class ClientImpl final : public Client, private LoopHandler {
   int encoders_ = 0;
   bool send_posted_ = false;
   LogLimiter nonfinite_log_;
+  LogLimiter out_of_bound_log_{std::chrono::seconds(10)};
   GoodputMeter goodput_;
   std::optional<std::uint64_t> first_compressed_step_;
   bool compression_was_told_ = false;

@@ -361,7 +361,7 @@ void ClientImpl::EncodeUnit(UnitWork& work) {
     if (unit.phases[work.phase].uplink_feedback != Feedback::kEfLr) scale.learning_rate = 0;
     BringToScale(*work.uplink, scale, *work.residual);
   }
-  const CodecContext context = ContextOf(work, rank_);
+  const CodecContext context = PushContext(RoundSeedOf(work), rank_);
   UnitSource source(unit, work.memory, convert_);
   const PooledBuffer buffer = pool_.Acquire(work.uplink->MaxEncodedSize(unit.num_elements));
   const auto begin = ThreadTime();
@@ -370,6 +370,20 @@ void ClientImpl::EncodeUnit(UnitWork& work) {
   if (!encoded.ok()) {
     work.outcome = encoded.status();
     return;
+  }
+  if (encoded->out_of_bound != 0 && work.residual != nullptr) {
+    std::optional<std::uint64_t> suppressed;
+    {
+      const std::lock_guard lock(mu_);
+      suppressed = out_of_bound_log_.Admit();
+    }
+    if (suppressed) {
+      LogWarn("client", "the residual of an uplink grows: values beyond what its compressor bounds",
+              {Field("unit", Name(*work.plan, unit)), Field("step", work.step),
+               Field("compressor", unit.phases[work.phase].uplink),
+               Field("elements", encoded->out_of_bound), Field("of", unit.num_elements),
+               Field("suppressed", *suppressed)});
+    }
   }
   if (work.uplink_compresses && encoded->finite) {
     work.codec_time += ThreadTime() - begin;
@@ -481,7 +495,9 @@ void ClientImpl::OnPushAgain(const Header& header) {
 
 void ClientImpl::DecodeUnit(UnitWork& work) {
   const Unit& unit = *work.unit;
-  const CodecContext context = ContextOf(work, config_.job.workers);  // the server's
+  const Phase& phase = unit.phases[work.phase];
+  const CodecContext context =
+      PullContext(RoundSeedOf(work), config_.job.workers, phase.uplink == phase.downlink);
   const auto begin = work.downlink_compresses ? ThreadTime() : std::chrono::nanoseconds();
   Status status;
   if (work.reply_kind == ReplyKind::kNonfinite) {
@@ -543,7 +559,7 @@ Status ClientImpl::DecodeVoid(UnitWork& work) {
   }
   FillVoid(unit, work.memory);
   if (work.residual != nullptr && !work.nonfinite) {
-    work.uplink->Undo(work.payload.bytes, ContextOf(work, rank_), *work.residual);
+    work.uplink->Undo(work.payload.bytes, PushContext(RoundSeedOf(work), rank_), *work.residual);
   }
   return Status::Ok();
 }
