@@ -399,44 +399,6 @@ void DecodeAddSigns(const std::byte* bits, float negative, float rest, std::size
   DecodeSignsAs<true>(bits, negative, rest, count, out);
 }
 
-// ---------------------------------------------------------------------------------------- largest
-
-std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t threshold_bits,
-                           std::uint32_t base, std::uint32_t* indices) {
-  std::size_t found = 0;
-  std::size_t i = 0;
-#if GRADWIRE_VECTORS
-  // Few elements pass: look at 64 at a time, and closer only where there is one. Bits of absolute
-  // values are ordered like the values, as signed numbers too.
-  constexpr std::size_t kGroup = 64;
-  constexpr std::size_t kVectors = kGroup / N;
-  const auto absolute = hn::Set(di, 0x7fffffff);
-  const auto below = hn::Set(di, static_cast<std::int32_t>(threshold_bits) - 1);
-  const auto passes = [&](std::size_t at) HWY_ATTR {
-    return hn::Gt(hn::And(hn::BitCast(di, hn::LoadU(d, values + at)), absolute), below);
-  };
-  for (; i + kGroup <= count; i += kGroup) {
-    auto any = passes(i);
-    for (std::size_t v = 1; v < kVectors; ++v) any = hn::Or(any, passes(i + v * N));
-    if (hn::AllFalse(di, any)) continue;
-    std::uint64_t bits = 0;
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      bits |= std::uint64_t{MaskBits(passes(i + v * N))} << (v * N);
-    }
-    for (; bits != 0; bits &= bits - 1) {
-      indices[found++] =
-          base + static_cast<std::uint32_t>(i) + static_cast<std::uint32_t>(std::countr_zero(bits));
-    }
-  }
-#endif
-  for (; i < count; ++i) {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffff;
-    indices[found] = base + static_cast<std::uint32_t>(i);
-    found += bits >= threshold_bits ? 1 : 0;
-  }
-  return found;
-}
-
 }  // namespace gradwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -450,7 +412,6 @@ HWY_EXPORT(AddFeedback);
 HWY_EXPORT(EncodeSigns);
 HWY_EXPORT(DecodeSigns);
 HWY_EXPORT(DecodeAddSigns);
-HWY_EXPORT(CollectAtLeast);
 
 bool EncodeCast(CastFormat format, const float* input, float* residual, float alpha,
                 std::size_t count, std::byte* out) {
@@ -484,11 +445,6 @@ void DecodeSigns(const std::byte* bits, float negative, float rest, std::size_t 
 void DecodeAddSigns(const std::byte* bits, float negative, float rest, std::size_t count,
                     float* accumulator) {
   HWY_DYNAMIC_DISPATCH(DecodeAddSigns)(bits, negative, rest, count, accumulator);
-}
-
-std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t threshold_bits,
-                           std::uint32_t base, std::uint32_t* indices) {
-  return HWY_DYNAMIC_DISPATCH(CollectAtLeast)(values, count, threshold_bits, base, indices);
 }
 
 std::vector<std::int64_t> AvailableTargets() {

@@ -53,11 +53,6 @@ void DecodeSigns(const std::byte* bits, float negative, float rest, std::size_t 
 void DecodeAddSigns(const std::byte* bits, float negative, float rest, std::size_t count,
                     float* accumulator);
 
-/// Appends base + i, ascending, for every i with the bits of abs(values[i]) >= threshold_bits.
-/// Shapes: indices has room for count. Returns how many there are.
-std::size_t CollectAtLeast(const float* values, std::size_t count, std::uint32_t threshold_bits,
-                           std::uint32_t base, std::uint32_t* indices);
-
 /// The instruction sets that this build has kernels for and this machine can run, best first.
 std::vector<std::int64_t> AvailableTargets();
 std::string_view TargetName(std::int64_t target);

@@ -144,26 +144,6 @@ TEST_CASE("sums of signs have 16 float lanes and are added in double", "[compres
   }
 }
 
-TEST_CASE("collecting finds what reaches the threshold, in order", "[compressors][kernels]") {
-  CounterRng rng(12);
-  for (const std::size_t n : {0UL, 1UL, 63UL, 64UL, 200UL, 4096UL}) {
-    std::vector<float> x(n);
-    for (float& value : x) value = static_cast<float>(rng.NextGaussian());
-    for (const float threshold : {0.0F, 0.5F, 2.5F, 100.0F}) {
-      std::vector<std::uint32_t> expected;
-      for (std::size_t i = 0; i < n; ++i) {
-        if (std::fabs(x[i]) >= threshold) expected.push_back(static_cast<std::uint32_t>(i + 7));
-      }
-      ForEachTarget([&] {
-        std::vector<std::uint32_t> indices(n);
-        indices.resize(kernels::CollectAtLeast(x.data(), n, std::bit_cast<std::uint32_t>(threshold),
-                                               7, indices.data()));
-        REQUIRE(indices == expected);
-      });
-    }
-  }
-}
-
 TEST_CASE("there is plain code beside the vector kernels", "[compressors][kernels]") {
   const std::vector<std::int64_t> targets = kernels::AvailableTargets();
   REQUIRE_FALSE(targets.empty());
