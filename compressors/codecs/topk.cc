@@ -72,7 +72,8 @@ Cut CutOf(std::span<const float> values, std::size_t k, std::uint32_t* bits) {
     }
     const auto low = static_cast<std::uint32_t>(least);
     if (least == most) return {low, k};
-    const int range_bits = std::bit_width(static_cast<std::uint32_t>(most) - low);
+    const auto range_bits =
+        static_cast<int>(std::bit_width(static_cast<std::uint32_t>(most) - low));
     const int shift = std::max(range_bits - kBinBits, 0);
     std::array<std::uint32_t, std::size_t{1} << kBinBits> counts{};
     for (std::size_t i = 0; i < count; ++i) ++counts[(bits[i] - low) >> shift];
