@@ -11,6 +11,7 @@ Status RegisterFp16(CompressorRegistry& registry);
 Status RegisterBf16(CompressorRegistry& registry);
 Status RegisterOnebit(CompressorRegistry& registry);
 Status RegisterTopk(CompressorRegistry& registry);
+Status RegisterInt8(CompressorRegistry& registry);
 
 Status RegisterBuiltinCompressors(CompressorRegistry& registry) {
   for (const auto register_one : {
@@ -19,6 +20,7 @@ Status RegisterBuiltinCompressors(CompressorRegistry& registry) {
            RegisterBf16,
            RegisterOnebit,
            RegisterTopk,
+           RegisterInt8,
        }) {
     GRADWIRE_RETURN_IF_ERROR(register_one(registry));
   }
