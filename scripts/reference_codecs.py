@@ -12,7 +12,9 @@ DIR defaults to tests/golden/compressors. A case is a few files in DIR/<codec>/:
   <case>.spec      line 1: the compressor, "topk(ratio=0.01)"; line 2: n;
                    line 3: "encode", "refuse" or "feedback rounds=R"; after encode and feedback
                    optionally "seed=S" and "shared=T", u64, 0 if not given: the stream seed and
-                   the shared seed; round r of a feedback case (from 0) has S + r and T + r
+                   the shared seed; round r of a feedback case (from 0) has S + r and T + r;
+                   after encode also "same_choice=1": the values are a sum of payloads of this
+                   compressor with this shared seed
   <case>.in        f32[n]; feedback: f32[R * n]                   (not for refuse)
   <case>.bin       the payload; feedback: R times u32 length, payload
   <case>.out       what it decodes to, f32[n]; feedback: f32[R * n]   (not for refuse)
@@ -40,6 +42,7 @@ class Context:
     """What encoding and decoding depend on beside the values and the parameters."""
     seed: int = 0           # of the stream: rounding draws
     shared: int = 0         # of choices that all workers make alike
+    same_choice: int = 0    # 1: the values are a sum of payloads with this choice
     feedback: bool = False
 
 
@@ -290,8 +293,9 @@ class RandomkCodec:
     def encode(self, x, context=PLAIN):
         n = len(x)
         kept = x[self.indices(n, context.shared)]
-        if not context.feedback:
-            kept = kept * F32(n / self.kept(n))
+        if not context.feedback and not context.same_choice:
+            with np.errstate(over="ignore"):
+                kept = np.clip(kept * F32(n / self.kept(n)), -LARGEST, LARGEST)
         return pack_values(kept, self.value)
 
     def decode(self, payload, n, context=PLAIN):
@@ -622,12 +626,12 @@ class Files:
         for suffix, content in parts.items():
             self.contents[f"{base}.{suffix}"] = content
 
-    def encode(self, spec, case, x, **seeds):
+    def encode(self, spec, case, x, **words):
         codec = make_codec(spec)
-        context = Context(**seeds)
+        context = Context(**words)
         payload = codec.encode(x, context)
         out = codec.decode(payload, len(x), context)
-        kind = " ".join(["encode"] + [f"{name}={seed}" for name, seed in seeds.items()])
+        kind = " ".join(["encode"] + [f"{name}={value}" for name, value in words.items()])
         self.put(spec.partition("(")[0], case, len(x), spec, kind, **{
             "in": x.astype("<f4").tobytes(), "bin": payload, "out": out.astype("<f4").tobytes()})
         return payload
@@ -768,6 +772,15 @@ def topk(files):
     files.refuse_sizes(plain, "u32_size", 1000, payload)
     files.refuse(plain, "u32_index_n", 1000, payload[:-4] + struct.pack("<I", 1000))
     files.refuse(plain, "u32_index_max", 1000, payload[:-4] + struct.pack("<I", 0xFFFFFFFF))
+    # One content has one payload.
+    wider = sum(gap << (11 * i) for i, gap in enumerate([3, 396, 598]))
+    files.refuse(packed, "packed_width_not_least", 1000,
+                 values + bytes([11]) + wider.to_bytes(5, "little"))
+    payload = values + pack_gaps([3, 396, 598])
+    files.refuse(packed, "packed_unused_bits", 1000, with_byte(payload, -1, payload[-1] | 0x80))
+    files.refuse(packed, "packed_width_1_of_zeros", 1000, values + bytes([1, 0]))
+    files.refuse(plain, "u32_twice", 1000, values + struct.pack("<III", 3, 400, 400))
+    files.refuse(plain, "u32_descends", 1000, values + struct.pack("<III", 400, 3, 999))
 
 
 SIZES = (1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 1000)
@@ -1019,6 +1032,18 @@ def randomk(files):
         # All kept: the factor is 1, and windows have one element.
         files.encode(f"randomk(ratio=1,value={value})", f"{value}_all", gradient(130, 705),
                      shared=SHARED)
+        # The factor of 3 leaves the range of floats.
+        files.encode(f"randomk(k=3,value={value})", f"{value}_huge", np.resize(HUGE[:5], 9),
+                     shared=SHARED)
+        # A downlink of the uplink's compressor: the sum of two payloads, as it is.
+        spec = f"randomk(k=12,value={value})"
+        codec = make_codec(spec)
+        context = Context(shared=SHARED)
+        total = np.zeros(129, F32)
+        for worker in range(2):
+            payload = codec.encode(gradient(129, 730 + worker), context)
+            total = total + codec.decode(payload, 129, context)
+        files.encode(spec, f"{value}_same_choice", total, shared=SHARED, same_choice=1)
     # The stream seed has no part in it.
     files.encode("randomk(k=5)", "stream_seed", gradient(64, 706), seed=SEED, shared=SHARED)
     # Saturates as float16, after the factor of 4.

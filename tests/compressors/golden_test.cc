@@ -42,11 +42,15 @@ struct GoldenCase {
   std::size_t rounds = 0;  // feedback
   std::uint64_t seed = 0;
   std::uint64_t shared = 0;
+  bool same_choice = false;
 
   std::string codec() const { return base.parent_path().filename().string(); }
   /// Of a round of a feedback case, counted from 0; encode cases are round 0.
   CodecContext Context(std::uint64_t round) const {
-    return {.stream_seed = seed + round, .alpha = 1.0F, .shared_seed = shared + round};
+    return {.stream_seed = seed + round,
+            .alpha = 1.0F,
+            .shared_seed = shared + round,
+            .of_same_choice = same_choice};
   }
   fs::path File(const char* extension) const { return fs::path(base).concat(extension); }
 };
@@ -75,6 +79,8 @@ GoldenCase ReadCase(const fs::path& spec_file) {
       golden.seed = value;
     } else if (name == "shared") {
       golden.shared = value;
+    } else if (name == "same_choice") {
+      golden.same_choice = value == 1;
     } else {
       FAIL("unknown word");
     }
