@@ -818,6 +818,19 @@ ZEROS = np.array([0.0, -0.0] * 10 + [0.0], F32)
 DENORMALS = floats([1, 0x80000001, 0x7FFFFF, 0x807FFFFF, 0x400000, 0x80123456, 0, 0x80000000])
 
 
+def order_of_squares():
+    """Values whose root of the sum of squares is a float tie, (2^24 + 1), if the small ones are
+    lost where they are added to a large one, and above it where another lane gathers them."""
+    squares = {}
+    for name, lanes in (("all_lanes", range(16)), ("lane_0", [0]), ("lane_8", [8])):
+        values = np.zeros(256, F32)
+        for lane in lanes:
+            values[lane::16] = F32(2.0**-3)
+        values[[0, 16, 32, 48]] = np.array([2.0**24, 2.0**12, -2.0**12, 1.0], F32)
+        squares[name] = values
+    return squares
+
+
 def int8(files):
     for n in SIZES + (4097,):
         files.encode("int8", f"n{n}", gradient(n, 100 + n))
@@ -939,6 +952,8 @@ def terngrad(files):
         # Squares below the range of floats.
         files.encode(spec, f"clip{clip}_small", gradient(65, 505) * F32(2.0**-90), seed=SEED)
         files.encode(spec, f"clip{clip}_equal", with_negatives([0.375] * 33), seed=SEED)
+    for name, values in order_of_squares().items():
+        files.encode("terngrad(clip=1)", f"order_{name}", values, seed=SEED)
     payload = make_codec("terngrad").encode(gradient(9, 506))
     files.refuse_sizes("terngrad", "size", 9, payload)
     refuse_scales(files, "terngrad", "scale", 9, payload)
@@ -980,6 +995,8 @@ def dithering(files):
             files.encode(f"dithering(bits=8,levels={levels},norm={norm})", f"{name}_order",
                          np.array([F32(2.0**12) if i % 33 == 0 else F32(1.0 + (i % 5))
                                    for i in range(500)], F32), seed=SEED)
+    for name, values in order_of_squares().items():
+        files.encode("dithering(norm=l2)", f"order_{name}", values, seed=SEED)
     # Powers of two and their neighbours, down to the lowest level and below it.
     powers = with_negatives([m * 2.0**-e for e in list(range(0, 9)) + [62, 63, 124, 125, 126, 127]
                              for m in (1.0, 1.0 - 2.0**-24, 0.75)])
