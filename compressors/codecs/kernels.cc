@@ -26,6 +26,8 @@ namespace gradwire::kernels::HWY_NAMESPACE {
 
 // ------------------------------------------------------------------------------------------ casts
 
+/// How each format is written and read. Store2 writes two vectors and leaves in them what was
+/// written.
 struct F32 {
   static constexpr std::size_t kBytes = 4;
   static float Store(float q, std::byte* out) {
@@ -34,9 +36,9 @@ struct F32 {
   }
   static float Load(const std::byte* bytes) { return LoadLe<float>(bytes); }
 #if GRADWIRE_VECTORS
-  static HWY_INLINE V Store(V q, std::byte* out) {
-    StoreBytes(d, q, out);
-    return q;
+  static HWY_INLINE void Store2(V& q0, V& q1, std::byte* out) {
+    StoreBytes(d, q0, out);
+    StoreBytes(d, q1, out + N * kBytes);
   }
   static HWY_INLINE V LoadVector(const std::byte* bytes) { return LoadBytes(d, bytes); }
 #endif
@@ -51,6 +53,12 @@ struct F16 {
   }
   static float Load(const std::byte* bytes) { return FloatFromHalf(LoadLe<std::uint16_t>(bytes)); }
 
+#if GRADWIRE_VECTORS
+  static HWY_INLINE void Store2(V& q0, V& q1, std::byte* out) {
+    q0 = Store(q0, out);
+    q1 = Store(q1, out + N * kBytes);
+  }
+#endif
 #if GRADWIRE_VECTORS && GRADWIRE_NATIVE_HALF
   using DH = hn::Rebind<hwy::float16_t, D>;
   static HWY_INLINE V Store(V q, std::byte* out) {
@@ -112,13 +120,22 @@ struct Bf16 {
     return FloatFromBfloat(LoadLe<std::uint16_t>(bytes));
   }
 #if GRADWIRE_VECTORS
-  static HWY_INLINE V Store(V q, std::byte* out) {
-    const V limit = hn::Set(d, std::bit_cast<float>(kMaxBfloatAsFloat));
-    const VU bits = hn::BitCast(du, hn::Max(hn::Min(q, limit), hn::Neg(limit)));
+  /// The upper halves are what is written: rounded, or cut off where that would reach infinity.
+  static HWY_INLINE VU Rounded(V q) {
+    const VU bits = hn::BitCast(du, q);
+    const auto beyond = hn::Gt(Magnitude(q), hn::Set(di, 0x7f7f7fff));
     const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-    const VU bfloat = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7fff)), odd));
-    StoreBytes(d16, hn::DemoteTo(d16, hn::BitCast(di, bfloat)), out);
-    return hn::BitCast(d, hn::ShiftLeft<16>(bfloat));
+    const VU up = hn::Add(odd, hn::Set(du, 0x7fff));
+    return hn::Add(bits, hn::IfThenZeroElse(hn::RebindMask(du, beyond), up));
+  }
+  static HWY_INLINE void Store2(V& q0, V& q1, std::byte* out) {
+    const hn::Repartition<std::uint16_t, D> both;
+    const VU bits0 = Rounded(q0);
+    const VU bits1 = Rounded(q1);
+    StoreBytes(both, hn::ConcatOdd(both, hn::BitCast(both, bits1), hn::BitCast(both, bits0)), out);
+    const VU upper = hn::Set(du, 0xffff0000);
+    q0 = hn::BitCast(d, hn::And(bits0, upper));
+    q1 = hn::BitCast(d, hn::And(bits1, upper));
   }
   static HWY_INLINE V LoadVector(const std::byte* bytes) {
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, LoadBytes(d16, bytes))));
@@ -133,23 +150,31 @@ bool EncodeCastAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
   M all = AllLanes();
+  auto most = hn::Zero(di);
   const V weight = hn::Set(d, alpha);
-  for (; i + N <= count; i += N) {
-    V q = hn::LoadU(d, input + i);
+  for (; i + 2 * N <= count; i += 2 * N) {
+    std::byte* const to = out + i * Format::kBytes;
+    V q0 = hn::LoadU(d, input + i);
+    V q1 = hn::LoadU(d, input + i + N);
     if constexpr (kFeedback) {
-      const V e = hn::LoadU(d, residual + i);
-      q = hn::Add(q, hn::Mul(weight, e));
-      const M ok = FiniteLanes(q);
-      const V sent = hn::IfThenElseZero(ok, q);
-      const V decoded = Format::Store(sent, out + i * Format::kBytes);
-      hn::StoreU(hn::IfThenElse(ok, hn::Sub(q, decoded), e), d, residual + i);
-      all = hn::And(all, ok);
+      const V e0 = hn::LoadU(d, residual + i);
+      const V e1 = hn::LoadU(d, residual + i + N);
+      q0 = hn::Add(q0, hn::Mul(weight, e0));
+      q1 = hn::Add(q1, hn::Mul(weight, e1));
+      const M ok0 = FiniteLanes(q0);
+      const M ok1 = FiniteLanes(q1);
+      all = hn::And(all, hn::And(ok0, ok1));
+      V decoded0 = hn::IfThenElseZero(ok0, q0);
+      V decoded1 = hn::IfThenElseZero(ok1, q1);
+      Format::Store2(decoded0, decoded1, to);
+      hn::StoreU(hn::IfThenElse(ok0, hn::Sub(q0, decoded0), e0), d, residual + i);
+      hn::StoreU(hn::IfThenElse(ok1, hn::Sub(q1, decoded1), e1), d, residual + i + N);
     } else {
-      all = hn::And(all, FiniteLanes(q));
-      Format::Store(q, out + i * Format::kBytes);
+      most = hn::Max(most, hn::Max(Magnitude(q0), Magnitude(q1)));
+      Format::Store2(q0, q1, to);
     }
   }
-  finite = hn::AllTrue(d, all);
+  finite = hn::AllTrue(d, all) && hn::AllTrue(di, hn::Lt(most, hn::Set(di, 0x7f800000)));
 #endif
   for (; i < count; ++i) {
     float q = input[i];

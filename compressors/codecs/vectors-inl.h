@@ -74,6 +74,11 @@ HWY_INLINE void StoreBytes(DX, VX v, std::byte* to) {
 HWY_INLINE M AllLanes() { return hn::Eq(hn::Zero(d), hn::Zero(d)); }
 HWY_INLINE M FiniteLanes(V v) { return hn::Le(hn::Abs(v), hn::Set(d, kMaxFinite)); }
 
+/// The bits without the sign: ordered as the magnitudes are, NaN above infinity above all others.
+HWY_INLINE hn::Vec<DI> Magnitude(V v) {
+  return hn::And(hn::BitCast(di, v), hn::Set(di, 0x7fffffff));
+}
+
 /// True where the sign bit is set, -0 too. (IfNegativeThenElse is not used: for SSSE3 in Highway
 /// 1.0.3 it picks bit by bit.)
 HWY_INLINE hn::Mask<DI> SignBits(V v) { return hn::Lt(hn::BitCast(di, v), hn::Zero(di)); }
