@@ -262,7 +262,7 @@ class TopkCodec:
 
 
 class ThresholdCodec:
-    def __init__(self, theta, value="fp16", index="packed"):
+    def __init__(self, theta="0.01", value="fp16", index="packed"):
         self.theta = F32(theta)
         self.value = value
         self.index = index
@@ -709,8 +709,7 @@ def onebit(files):
 
     payload = make_codec("onebit").encode(gradient(9, 8))
     files.refuse_sizes("onebit", "l1_size", 9, payload)
-    for name, bits in (("nan", 0x7FC00000), ("inf", 0x7F800000), ("minus_inf", 0xFF800000)):
-        files.refuse("onebit", f"l1_scale_{name}", 9, struct.pack("<I", bits) + payload[4:])
+    refuse_scales(files, "onebit", "l1_scale", 9, payload)
     payload = make_codec("onebit(scaling=two_means)").encode(gradient(9, 8))
     files.refuse_sizes("onebit(scaling=two_means)", "two_means_size", 9, payload)
     files.refuse("onebit(scaling=two_means)", "two_means_second_scale_nan", 9,
@@ -1093,6 +1092,7 @@ def threshold(files):
             files.encode(spec, f"{name}_huge", HUGE)
             spec = f"threshold(index={index},theta=0.002,value={value})"
             files.feedback(spec, f"{name}_feedback", [gradient(129, 810 + r) for r in range(4)])
+    files.encode("threshold", "defaults", gradient(129, 803))
     # At theta is not above it.
     files.encode("threshold(theta=0.5)", "edges", floats(
         [0x3F000000, 0x3EFFFFFF, 0x3F000001, 0xBF000000, 0xBEFFFFFF, 0xBF000001, 0]))
