@@ -12,6 +12,8 @@ Status RegisterBf16(CompressorRegistry& registry);
 Status RegisterOnebit(CompressorRegistry& registry);
 Status RegisterTopk(CompressorRegistry& registry);
 Status RegisterInt8(CompressorRegistry& registry);
+Status RegisterRandomk(CompressorRegistry& registry);
+Status RegisterThreshold(CompressorRegistry& registry);
 
 Status RegisterBuiltinCompressors(CompressorRegistry& registry) {
   for (const auto register_one : {
@@ -21,6 +23,8 @@ Status RegisterBuiltinCompressors(CompressorRegistry& registry) {
            RegisterOnebit,
            RegisterTopk,
            RegisterInt8,
+           RegisterRandomk,
+           RegisterThreshold,
        }) {
     GRADWIRE_RETURN_IF_ERROR(register_one(registry));
   }

@@ -259,6 +259,86 @@ UnpackedGaps UnpackGaps(const std::byte* HWY_RESTRICT packed, std::size_t width,
   return result;
 }
 
+// ------------------------------------------------------------------------------------------- ring
+
+#if GRADWIRE_VECTORS
+/// The upper halves of the products.
+HWY_INLINE VU MulHigh(VU a, VU b) {
+  const hn::Repartition<std::uint64_t, DU> d64;
+  const auto even = hn::ShiftRight<32>(hn::MulEven(a, b));
+  const VU odd_a = hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(d64, a)));
+  const VU odd_b = hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(d64, b)));
+  const auto odd = hn::And(hn::MulEven(odd_a, odd_b), hn::Set(d64, 0xffffffff00000000));
+  return hn::BitCast(du, hn::Or(even, odd));
+}
+#endif
+
+/// Window j begins at floor(j n / k). Its remainder goes along, so that nothing is divided: a step
+/// of some windows adds the quotient, and one more where the remainders carry.
+void RingIndices(const Ring& ring, std::uint32_t first, std::size_t count,
+                 std::uint32_t* HWY_RESTRICT indices) {
+  const std::uint32_t n = ring.n;
+  const std::uint32_t k = ring.k;
+  const std::uint32_t turn = ring.turn;
+  const std::uint32_t wrap = n - turn;  // at least 1
+  const std::uint32_t size = n / k;
+  const std::uint32_t carry_from = k - n % k;
+  auto begin = static_cast<std::uint32_t>(std::uint64_t{first} * n / k);
+  auto rest = static_cast<std::uint32_t>(std::uint64_t{first} * n % k);
+  const auto next_window = [&] {
+    const bool carry = rest >= carry_from;
+    begin += size + (carry ? 1 : 0);
+    rest = carry ? rest - carry_from : rest + n % k;
+  };
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  if (count >= N) {
+    HWY_ALIGN std::uint32_t begin_lanes[N];
+    HWY_ALIGN std::uint32_t rest_lanes[N];
+    for (std::size_t lane = 0; lane < N; ++lane) {
+      begin_lanes[lane] = begin;
+      rest_lanes[lane] = rest;
+      next_window();
+    }
+    VU begins = hn::Load(du, begin_lanes);
+    VU rests = hn::Load(du, rest_lanes);
+    VU products = DrawProducts(first, ring.key);
+    const auto step_size = static_cast<std::uint32_t>(std::uint64_t{N} * n / k);
+    const auto step_rest = static_cast<std::uint32_t>(std::uint64_t{N} * n % k);
+    const VU product_step = hn::Set(du, static_cast<std::uint32_t>(kDrawStep * N));
+    const VU sizes = hn::Set(du, size);
+    const VU sizes_carried = hn::Set(du, size + 1);
+    const VU carries_from = hn::Set(du, carry_from);
+    const VU steps = hn::Set(du, step_size);
+    const VU steps_carried = hn::Set(du, step_size + 1);
+    const VU step_carries_from = hn::Set(du, k - step_rest);
+    const VU step_rests = hn::Set(du, step_rest);
+    const VU turns = hn::Set(du, turn);
+    const VU wraps = hn::Set(du, wrap);
+    for (; i + N <= count; i += N) {
+      const VU own_sizes = hn::IfThenElse(hn::Lt(rests, carries_from), sizes, sizes_carried);
+      const VU positions = hn::Add(begins, MulHigh(DrawWords(products, ring.key), own_sizes));
+      hn::StoreU(hn::IfThenElse(hn::Lt(positions, wraps), hn::Add(positions, turns),
+                                hn::Sub(positions, wraps)),
+                 du, indices + i);
+      products = hn::Add(products, product_step);
+      const auto stays = hn::Lt(rests, step_carries_from);
+      begins = hn::Add(begins, hn::IfThenElse(stays, steps, steps_carried));
+      rests = hn::IfThenElse(stays, hn::Add(rests, step_rests), hn::Sub(rests, step_carries_from));
+    }
+    begin = hn::GetLane(begins);
+    rest = hn::GetLane(rests);
+  }
+#endif
+  for (; i < count; ++i) {
+    const std::uint64_t own_size = std::uint64_t{size} + (rest >= carry_from ? 1 : 0);
+    const std::uint32_t word = DrawWord(first + static_cast<std::uint32_t>(i), ring.key);
+    const auto position = begin + static_cast<std::uint32_t>(word * own_size >> 32);
+    indices[i] = position < wrap ? position + turn : position - wrap;
+    next_window();
+  }
+}
+
 }  // namespace gradwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -269,6 +349,7 @@ HWY_EXPORT(CollectAtLeast);
 HWY_EXPORT(AllFinite);
 HWY_EXPORT(CopyAscending);
 HWY_EXPORT(UnpackGaps);
+HWY_EXPORT(RingIndices);
 
 Collected CollectAtLeast(const float* input, float* residual, float alpha, std::size_t count,
                          std::uint32_t threshold_bits, std::uint32_t base, std::uint32_t* indices,
@@ -288,6 +369,10 @@ bool CopyAscending(const std::byte* from, std::size_t count, std::uint32_t* indi
 UnpackedGaps UnpackGaps(const std::byte* packed, std::size_t width, std::size_t count,
                         std::uint32_t first, std::uint32_t* indices) {
   return HWY_DYNAMIC_DISPATCH(UnpackGaps)(packed, width, count, first, indices);
+}
+
+void RingIndices(const Ring& ring, std::uint32_t first, std::size_t count, std::uint32_t* indices) {
+  HWY_DYNAMIC_DISPATCH(RingIndices)(ring, first, count, indices);
 }
 
 }  // namespace gradwire::kernels

@@ -42,4 +42,16 @@ inline constexpr std::size_t kUnpackSlackBytes = 16;
 UnpackedGaps UnpackGaps(const std::byte* packed, std::size_t width, std::size_t count,
                         std::uint32_t first, std::uint32_t* indices);
 
+/// A ring of n elements in k windows, 1 <= k <= n, which has one position drawn in each and is
+/// turned: randomk's choice (docs/payloads.md).
+struct Ring {
+  std::uint32_t n = 1;
+  std::uint32_t k = 1;
+  std::uint32_t turn = 0;  // below n
+  DrawKey key = DrawKey(0);
+};
+
+/// The elements drawn in windows first to first + count - 1, which are below ring.k.
+void RingIndices(const Ring& ring, std::uint32_t first, std::size_t count, std::uint32_t* indices);
+
 }  // namespace gradwire::kernels

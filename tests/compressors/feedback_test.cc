@@ -17,7 +17,8 @@ struct EagerFeedback {
 
   std::vector<std::byte> Round(const Compressor& codec, std::span<const float> g, float alpha) {
     for (std::size_t i = 0; i < e.size(); ++i) q[i] = g[i] + alpha * e[i];
-    const Coded coded = Encode(codec, q);
+    // As q is encoded with feedback: randomk leaves it in its scale.
+    const Coded coded = Encode(codec, q, nullptr, {.of_same_choice = true});
     const std::vector<float> sent = Decode(codec, coded.payload, e.size());
     for (std::size_t i = 0; i < e.size(); ++i) e[i] = q[i] - sent[i];
     return coded.payload;

@@ -128,7 +128,7 @@ TEST_CASE("defaults are filled in, and every kind of parameter can be read",
 
 TEST_CASE("built-in wire ids are below those of plug-ins and the next free one",
           "[compressors][registry]") {
-  CHECK(BuiltinCompressors().entries().size() == 6);
+  CHECK(BuiltinCompressors().entries().size() == 8);
   for (const CompressorInfo& info : BuiltinCompressors().entries()) {
     CHECK(info.wire_id < wire_id::kNextWireId);
     CHECK(BuiltinCompressors().Find(info.name) == &info);
