@@ -108,6 +108,23 @@ struct Encoded {
 
 enum class CompressorClass { kExact, kContractive, kUnbiased, kBounded, kNoClaim };
 
+/// "exact", "contractive", "unbiased", "bounded" or "no_claim".
+constexpr std::string_view CompressorClassName(CompressorClass compressor_class) {
+  switch (compressor_class) {
+    case CompressorClass::kExact:
+      return "exact";
+    case CompressorClass::kContractive:
+      return "contractive";
+    case CompressorClass::kUnbiased:
+      return "unbiased";
+    case CompressorClass::kBounded:
+      return "bounded";
+    case CompressorClass::kNoClaim:
+      break;
+  }
+  return "no_claim";
+}
+
 struct CompressorTraits {
   CompressorClass compressor_class = CompressorClass::kNoClaim;
   /// Payloads may be added element by element without decoding.

@@ -45,21 +45,6 @@ std::optional<T> ParseWhole(std::string_view text) {
   return value;
 }
 
-/// What a parameter accepts, for messages: "a number from 0 to 1".
-std::string Accepts(const ParameterInfo& info) {
-  switch (info.kind) {
-    case ParameterInfo::Kind::kNumber:
-      return fmt::format("a number from {} to {}", info.min, info.max);
-    case ParameterInfo::Kind::kInteger:
-      return fmt::format("a whole number from {:.0f} to {:.0f}", info.min, info.max);
-    case ParameterInfo::Kind::kBool:
-      return "true or false";
-    case ParameterInfo::Kind::kChoice:
-      return fmt::format("one of {}", fmt::join(info.choices, ", "));
-  }
-  return "";
-}
-
 bool IsAccepted(const ParameterInfo& info, std::string_view text) {
   switch (info.kind) {
     case ParameterInfo::Kind::kNumber: {
@@ -87,6 +72,20 @@ bool IsWord(std::string_view text) {
 }
 
 }  // namespace
+
+std::string Accepts(const ParameterInfo& info) {
+  switch (info.kind) {
+    case ParameterInfo::Kind::kNumber:
+      return fmt::format("a number from {} to {}", info.min, info.max);
+    case ParameterInfo::Kind::kInteger:
+      return fmt::format("a whole number from {:.0f} to {:.0f}", info.min, info.max);
+    case ParameterInfo::Kind::kBool:
+      return "true or false";
+    case ParameterInfo::Kind::kChoice:
+      return fmt::format("one of {}", fmt::join(info.choices, ", "));
+  }
+  return "";
+}
 
 std::string ToString(const CompressorSpec& spec) {
   std::string text = spec.name;

@@ -38,6 +38,9 @@ struct ParameterInfo {
   std::string description;
 };
 
+/// What the parameter accepts, for people: "a number from 0 to 1".
+std::string Accepts(const ParameterInfo& info);
+
 /// Parameters after checking: every one that has a default is present and in its range.
 class Parameters {
  public:

@@ -46,19 +46,7 @@ UnitBytes SteadyBytes(const Unit& unit, const CompressorRegistry& registry) {
 std::string ClassToJson(const std::string& text, const CompressorRegistry& registry) {
   const auto compressor = registry.Create(text);
   if (!compressor.ok()) return "null";
-  switch ((*compressor)->traits().compressor_class) {
-    case CompressorClass::kExact:
-      return "\"exact\"";
-    case CompressorClass::kContractive:
-      return "\"contractive\"";
-    case CompressorClass::kUnbiased:
-      return "\"unbiased\"";
-    case CompressorClass::kBounded:
-      return "\"bounded\"";
-    case CompressorClass::kNoClaim:
-      break;
-  }
-  return "\"no_claim\"";
+  return QuoteJson(CompressorClassName((*compressor)->traits().compressor_class));
 }
 
 std::string PhaseToJson(const Phase& phase, const CompressorRegistry& registry) {

@@ -37,13 +37,6 @@ std::vector<DescribedValue> DescribeProcess(const ProcessConfig& process) {
           {"local_size", number(process.local_size), source_of("local_size")}};
 }
 
-/// Texts of the environment come here: control characters must not reach a terminal.
-std::string Escape(std::string_view text) {
-  std::string escaped;
-  AppendEscaped(text, false, escaped);
-  return escaped;
-}
-
 void PrintTable(const std::vector<DescribedValue>& rows) {
   std::size_t path_width = 0;
   std::size_t value_width = 0;

@@ -4,10 +4,18 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 
+#include "common/base/escape.h"
 #include "common/base/version.h"
 #include "common/config/process.h"
 #include "worker/cli/commands.h"
+
+std::string gradwire::Escape(std::string_view text) {
+  std::string escaped;
+  AppendEscaped(text, false, escaped);
+  return escaped;
+}
 
 int main(int argc, char** argv) {
   using namespace gradwire;
@@ -16,6 +24,8 @@ int main(int argc, char** argv) {
   tool.set_version_flag("--version", "gradwire " + std::string(Version()));
   tool.require_subcommand(1);
   CommandAction action;
+  AddBenchCommand(tool, action);
+  AddCompressorsCommand(tool, action);
   AddConfigCommand(tool, action);
   try {
     tool.parse(argc, argv);
