@@ -334,20 +334,22 @@ class CodecBench {
     return std::sqrt(error / square);
   }
 
-  /// Fills indices_ and kept_ with what Prepare has decoded, if the compressor is a sparse one: not
-  /// decoded by blocks, and zero nearly everywhere. The same for both units' figures.
+  /// Fills indices_ and kept_ with what Prepare has decoded, if the compressor is a sparse one:
+  /// nearly everything is zero and the rest has values of its own (those of twobit and terngrad
+  /// have one magnitude, and every element its code).
   void FindKept(const Unit& unit) {
-    indices_.clear();
-    kept_.clear();
-    if (codec_.traits().block_access) return;
     const auto values = unit.sum.first(n_);
     const auto zeros = static_cast<std::size_t>(std::count(values.begin(), values.end(), 0.0F));
-    if (zeros < n_ / 2) return;
+    if (n_ - zeros > n_ / 8) return;
     for (std::size_t i = 0; i < n_; ++i) {
       if (values[i] == 0) continue;
       indices_.push_back(static_cast<std::uint32_t>(i));
       kept_.push_back(values[i]);
     }
+    const bool is_code = std::all_of(kept_.begin(), kept_.end(), [&](float value) {
+      return std::fabs(value) == std::fabs(kept_.front());
+    });
+    if (is_code) indices_.clear();
   }
 
   void Repeat(CodecFigures& figures) {
@@ -409,7 +411,7 @@ class CodecBench {
   const bool has_feedback_;
   std::vector<std::unique_ptr<Unit>>& units_;
   Stopwatch& stopwatch_;
-  std::vector<std::uint32_t> indices_;
+  std::vector<std::uint32_t> indices_;  // empty: not sparse
   std::vector<float> kept_;
 };
 
