@@ -13,6 +13,7 @@ import tempfile
 import unittest
 
 BIN = pathlib.Path(sys.argv.pop(1))
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "bench-codecs"
 DEADLINE_S = 240
 TINY = ("--repeats", "2", "--rounds", "3")
 
@@ -89,6 +90,35 @@ class BenchTest(unittest.TestCase):
             self.check_result(result, result["spec"].startswith("topk"), True)
         for title in ("\n4 KiB: ", "\n1000 bytes: ", "\n64 KiB: "):
             self.assertIn(title, text)
+
+    def test_the_page_marks_what_misses_its_target(self):
+        found, _ = self.measured("fp16", "topk(ratio=0.01)", "--size", "64KiB,128KiB", "--threads", "2")
+        for result in found["results"]:
+            result["bytes"] = {65536: 4 << 20, 131072: 64 << 20}[result["bytes"]]
+            result["encode"]["to_add"] = {"q1": 0.39, "median": 0.4, "q3": 0.45}
+            result["decode_add"]["to_add"] = {"q1": 1.04, "median": 1.05, "q3": 1.06}
+            result["add"]["two_threads"]["median"] = 1.9
+            result["encode"]["two_threads"]["median"] = 1.75
+            result["decode"]["two_threads"]["median"] = 1.85
+        found["results"][1]["decode_add"]["to_scatter_add"] = {"q1": 0.5, "median": 0.59, "q3": 0.6}
+        with tempfile.TemporaryDirectory() as folder:
+            source, page = pathlib.Path(folder) / "all.json", pathlib.Path(folder) / "codecs.md"
+            source.write_text(json.dumps(found), encoding="utf-8")
+            done = subprocess.run([str(SCRIPT), "--from", str(source), "--out", str(page)], capture_output=True,
+                                  text=True, timeout=DEADLINE_S, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            lines = page.read_text(encoding="utf-8").splitlines()
+        fp16 = [line for line in lines if line.startswith("| `fp16` |")]
+        topk = [line for line in lines if line.startswith("| `topk(ratio=0.01)` |")]
+        self.assertEqual((len(fp16), len(topk)), (3, 3))
+        # Encode is aimed at 1.0 and 1.0, decode-add at 1.0 and 1.1.
+        self.assertEqual(fp16[0].count("| **0.40** (0.39-0.45) | 1.00 "), 2)
+        self.assertTrue(fp16[0].endswith("| 1.05 (1.04-1.06) | 1.00 | **1.05** (1.04-1.06) | 1.10 |"), fp16[0])
+        # Encode at 0.11 and 0.45; decode-add over a scatter-add at 0.6, and what was measured at 0.75.
+        self.assertIn("| 0.40 (0.39-0.45) | 0.11 | **0.40** (0.39-0.45) | 0.45 "
+                      "| **0.59** (0.50-0.60) | 0.60 |", topk[0])
+        self.assertIn("| **1.75** | 1.85 |", fp16[2])
+        self.assertIn("| 1.90 |", fp16[2])
 
     def test_an_older_instruction_set(self):
         self.refused("SCALAR", "none", "--target", "Z80")
