@@ -14,6 +14,7 @@ Status RegisterTopk(CompressorRegistry& registry);
 Status RegisterInt8(CompressorRegistry& registry);
 Status RegisterRandomk(CompressorRegistry& registry);
 Status RegisterThreshold(CompressorRegistry& registry);
+Status RegisterDithering(CompressorRegistry& registry);
 
 Status RegisterBuiltinCompressors(CompressorRegistry& registry) {
   for (const auto register_one : {
@@ -25,6 +26,7 @@ Status RegisterBuiltinCompressors(CompressorRegistry& registry) {
            RegisterInt8,
            RegisterRandomk,
            RegisterThreshold,
+           RegisterDithering,
        }) {
     GRADWIRE_RETURN_IF_ERROR(register_one(registry));
   }

@@ -105,7 +105,7 @@ const bool registered = [] {
     benchmark::RegisterBenchmark(("memcpy" + size).c_str(), BenchMemcpy, n);
     benchmark::RegisterBenchmark(("a+=b" + size).c_str(), BenchAdd, n);
     for (const std::string spec : {"none", "fp16", "bf16", "onebit", "onebit(scaling=two_means)",
-                                   "topk(ratio=0.01)", "topk(ratio=0.001)", "int8"}) {
+                                   "topk(ratio=0.01)", "topk(ratio=0.001)", "int8", "dithering"}) {
       benchmark::RegisterBenchmark((spec + "/encode" + size).c_str(), BenchEncode, spec, n, false);
       benchmark::RegisterBenchmark((spec + "/encode+feedback" + size).c_str(), BenchEncode, spec, n,
                                    true);

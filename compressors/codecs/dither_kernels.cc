@@ -1,0 +1,592 @@
+#include "compressors/codecs/dither_kernels.h"
+
+// Compiled once for each target; see kernels.cc for why these are left out.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "compressors/codecs/dither_kernels.cc"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "common/base/bytes.h"
+#include "compressors/codecs/vectors-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::kernels::HWY_NAMESPACE {
+
+// ------------------------------------------------------------------------------------------ norms
+
+#if GRADWIRE_VECTORS
+/// q of a vector, written to the residual where it is finite.
+template <bool kFeedback>
+HWY_INLINE V MakeQ(const float* input, float* residual, V weight, std::size_t at) {
+  V q = hn::LoadU(d, input + at);
+  if constexpr (kFeedback) {
+    const V e = hn::LoadU(d, residual + at);
+    q = hn::Add(q, hn::Mul(weight, e));
+    hn::StoreU(hn::IfThenElse(FiniteLanes(q), q, e), d, residual + at);
+  }
+  return q;
+}
+#endif
+
+template <bool kFeedback>
+float MakeQ(const float* input, float* residual, float alpha, std::size_t i) {
+  float q = input[i];
+  if constexpr (kFeedback) {
+    q = q + alpha * residual[i];
+    if (Finite(q)) residual[i] = q;
+  }
+  return q;
+}
+
+template <bool kFeedback>
+std::uint32_t LargestAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
+                        std::size_t count) {
+  std::uint32_t largest = 0;
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  // Bits of absolute values are ordered like the values; NaN comes after infinity. Several maxima,
+  // since one would wait for itself.
+  constexpr std::size_t kVectors = 4;
+  const V weight = hn::Set(d, alpha);
+  const auto magnitude = hn::Set(di, 0x7fffffff);
+  hn::Vec<DI> all[kVectors];
+  for (auto& one : all) one = hn::Zero(di);
+  for (; i + kVectors * N <= count; i += kVectors * N) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const V q = MakeQ<kFeedback>(input, residual, weight, i + v * N);
+      all[v] = hn::Max(all[v], hn::And(hn::BitCast(di, q), magnitude));
+    }
+  }
+  const auto most = hn::Max(hn::Max(all[0], all[1]), hn::Max(all[2], all[3]));
+  largest = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, most)));
+#endif
+  for (; i < count; ++i) {
+    const float q = MakeQ<kFeedback>(input, residual, alpha, i);
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(q) & 0x7fffffff);
+  }
+  return largest;
+}
+
+std::uint32_t DitherLargest(const float* input, float* residual, float alpha, std::size_t count) {
+  return residual == nullptr ? LargestAs<false>(input, residual, alpha, count)
+                             : LargestAs<true>(input, residual, alpha, count);
+}
+
+template <bool kFeedback>
+double SquaresAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
+                 std::size_t count) {
+  HWY_ALIGN double lanes[kLanes] = {};
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  const hn::Repartition<double, D> dd;
+  constexpr std::size_t kHalf = N / 2;
+  constexpr std::size_t kVectors = kLanes / kHalf;
+  const V weight = hn::Set(d, alpha);
+  hn::Vec<decltype(dd)> sums[kVectors];
+  for (auto& sum : sums) sum = hn::Zero(dd);
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t v = 0; v < kVectors; v += 2) {
+      const V q = MakeQ<kFeedback>(input, residual, weight, i + v * kHalf);
+      const auto low = hn::PromoteTo(dd, hn::LowerHalf(q));
+      const auto high = hn::PromoteTo(dd, hn::UpperHalf(hn::Half<D>(), q));
+      sums[v] = hn::Add(sums[v], hn::Mul(low, low));
+      sums[v + 1] = hn::Add(sums[v + 1], hn::Mul(high, high));
+    }
+  }
+  for (std::size_t v = 0; v < kVectors; ++v) hn::Store(sums[v], dd, lanes + v * kHalf);
+#endif
+  for (; i < count; ++i) {
+    const auto q = static_cast<double>(MakeQ<kFeedback>(input, residual, alpha, i));
+    lanes[i % kLanes] += q * q;
+  }
+  double total = 0;
+  for (const double lane : lanes) total += lane;
+  return total;
+}
+
+double DitherSquares(const float* input, float* residual, float alpha, std::size_t count) {
+  return residual == nullptr ? SquaresAs<false>(input, residual, alpha, count)
+                             : SquaresAs<true>(input, residual, alpha, count);
+}
+
+// ----------------------------------------------------------------------------------------- levels
+
+// Draws come as u * 2^7, where they are mantissa bits: with 2^6 below them and the exponent of 1
+// they are the float 1 + U.
+constexpr std::uint32_t kDrawMask = 0x7fff80;
+constexpr std::uint32_t kHalfDraw = 0x40;
+constexpr std::uint32_t kOneBits = 0x3f800000;
+
+#if GRADWIRE_VECTORS
+HWY_INLINE V DrawBounds(VU draws) {
+  return hn::Sub(hn::BitCast(d, hn::Or(draws, hn::Set(du, kOneBits | kHalfDraw))),
+                 hn::Set(d, 1.0F));
+}
+HWY_INLINE V WithSign(V magnitude, VU code) {
+  return hn::Xor(magnitude, hn::BitCast(d, hn::ShiftLeft<31>(code)));
+}
+#endif
+
+inline float WithSign(float magnitude, std::uint32_t code) {
+  return (code & 1) != 0 ? -magnitude : magnitude;
+}
+
+/// Levels at multiples of a step.
+struct Linear {
+  Linear(const DitherFormat& format, const DitherScale& scale)
+      : inverse(scale.inverse), unit(scale.unit), limit(static_cast<float>(format.levels())) {}
+
+  std::uint32_t Level(float magnitude, std::uint32_t u) const {
+    const float y = std::min(magnitude * inverse, limit);
+    const auto k = static_cast<std::uint32_t>(y);
+    return y - static_cast<float>(k) > DrawBound(u) ? k + 1 : k;
+  }
+  float Magnitude(std::uint32_t level) const { return static_cast<float>(level) * unit; }
+
+#if GRADWIRE_VECTORS
+  /// Twice the level.
+  HWY_INLINE VU LevelBits(V magnitude, VU draws) const {
+    const V y = hn::Min(hn::Mul(magnitude, hn::Set(d, inverse)), hn::Set(d, limit));
+    const V k = hn::Floor(y);
+    const M up = hn::Gt(hn::Sub(y, k), DrawBounds(draws));
+    const V level = hn::Add(k, hn::IfThenElseZero(up, hn::Set(d, 1.0F)));
+    // Beside 2^22 the last bit of a float is worth a half.
+    const V shifted = hn::Add(level, hn::Set(d, 0x1.0p22F));
+    return hn::Xor(hn::BitCast(du, shifted), hn::BitCast(du, hn::Set(d, 0x1.0p22F)));
+  }
+  HWY_INLINE V Magnitude(VU level) const {
+    return hn::Mul(hn::ConvertTo(d, hn::BitCast(di, level)), hn::Set(d, unit));
+  }
+#endif
+
+  float inverse;
+  float unit;
+  float limit;
+};
+
+/// Levels at powers of two: s is the norm, each one below it half as much, 0 is 0.
+struct Natural {
+  Natural(const DitherFormat& format, const DitherScale& scale)
+      : inverse(scale.inverse),
+        unit(scale.unit),
+        bias(127 - format.levels()),
+        lowest(std::bit_cast<float>((bias + 1) << 23)),
+        to_lowest(std::bit_cast<float>((253 - bias) << 23)) {}
+
+  std::uint32_t Level(float magnitude, std::uint32_t u) const {
+    const float t = std::min(magnitude * inverse, 1.0F);
+    if (t < lowest) return t * to_lowest > DrawBound(u) ? 1 : 0;
+    return ((std::bit_cast<std::uint32_t>(t) + kRoundUp - (u << 7)) >> 23) - bias;
+  }
+  float Magnitude(std::uint32_t level) const {
+    return level == 0 ? 0.0F : unit * std::bit_cast<float>((level + bias) << 23);
+  }
+
+#if GRADWIRE_VECTORS
+  HWY_INLINE VU LevelBits(V magnitude, VU draws) const {
+    const V t = hn::Min(hn::Mul(magnitude, hn::Set(d, inverse)), hn::Set(d, 1.0F));
+    const VU rounded = hn::Sub(hn::Add(hn::BitCast(du, t), hn::Set(du, kRoundUp)), draws);
+    const VU level = hn::Sub(hn::ShiftRight<23>(rounded), hn::Set(du, bias));
+    const M up = hn::Gt(hn::Mul(t, hn::Set(d, to_lowest)), DrawBounds(draws));
+    const VU below = hn::IfThenElseZero(hn::RebindMask(du, up), hn::Set(du, 1));
+    const auto is_below = hn::RebindMask(du, hn::Lt(t, hn::Set(d, lowest)));
+    return hn::ShiftLeft<1>(hn::IfThenElse(is_below, below, level));
+  }
+  HWY_INLINE V Magnitude(VU level) const {
+    const VU power = hn::ShiftLeft<23>(hn::Add(level, hn::Set(du, bias)));
+    const V value = hn::Mul(hn::BitCast(d, power), hn::Set(d, unit));
+    return hn::IfThenZeroElse(hn::RebindMask(d, hn::Eq(level, hn::Zero(du))), value);
+  }
+#endif
+
+  // The mantissa m of t is above that of 1 + U <=> this and m, less the draw, carry into the
+  // exponent.
+  static constexpr std::uint32_t kRoundUp = 0x7fffff - kHalfDraw;
+
+  float inverse;
+  float unit;
+  std::uint32_t bias;  // level + bias is the exponent's field
+  float lowest;        // 2^(1-s)
+  float to_lowest;     // 2^(s-1)
+};
+
+// ---------------------------------------------------------------------------------------- packing
+
+/// Eight codes are `bits` bytes, whatever the bits.
+constexpr std::size_t kCodesTogether = 8;
+
+#if GRADWIRE_VECTORS
+/// Vectors whose codes are packed together.
+constexpr std::size_t kPacked = 4;
+/// Bytes behind its codes that Packer may write to.
+constexpr std::size_t kPackerSlack = 16;
+
+/// Packs the codes of four vectors. Codes are brought together by twos: two become one of twice
+/// the width in a lane of twice the width.
+template <bool kWide>
+class Packer {
+  using D64 = hn::Repartition<std::uint64_t, D>;
+  using D16s = hn::Repartition<std::uint16_t, D>;
+  using D8 = hn::Repartition<std::uint8_t, D>;
+  using V8 = hn::Vec<D8>;
+
+ public:
+  explicit Packer(unsigned bits) : bits_(bits) {
+    // Where the quads of codes are that belong to each lane; see InOrder.
+    constexpr std::size_t kBlocks = N / 4;
+    constexpr std::size_t kParts = kWide ? 2 : 4;  // quads of a block of 16 bytes
+    constexpr std::size_t kLanesOfPart = 4 / kParts;
+    for (std::size_t lane = 0; lane < N; ++lane) {
+      const std::size_t part = lane / kLanesOfPart;
+      const std::size_t from = part % kBlocks * kParts + part / kBlocks;
+      lanes_[lane] = static_cast<std::uint32_t>(from * kLanesOfPart + lane % kLanesOfPart);
+    }
+  }
+
+  HWY_INLINE void Store(const VU* codes, std::byte* to) const {
+    if constexpr (kWide) {
+      StorePart(InOrder(hn::Or(codes[0], hn::ShiftLeft<16>(codes[1]))), to);
+      StorePart(InOrder(hn::Or(codes[2], hn::ShiftLeft<16>(codes[3]))), to + N * bits_ / 4);
+    } else {
+      StorePart(InOrder(hn::Or(hn::Or(codes[0], hn::ShiftLeft<8>(codes[1])),
+                               hn::Or(hn::ShiftLeft<16>(codes[2]), hn::ShiftLeft<24>(codes[3])))),
+                to);
+    }
+  }
+
+ private:
+  /// Lanes with one code of each vector -> the vectors' codes one after the other.
+  HWY_INLINE V8 InOrder(VU mixed) const {
+    const D8 d8;
+    alignas(16) static constexpr std::uint8_t kOrder8[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                             2, 6, 10, 14, 3, 7, 11, 15};
+    alignas(16) static constexpr std::uint8_t kOrder16[16] = {0, 1, 4, 5, 8,  9,  12, 13,
+                                                              2, 3, 6, 7, 10, 11, 14, 15};
+    const V8 order = hn::LoadDup128(d8, kWide ? kOrder16 : kOrder8);
+    V8 bytes = hn::TableLookupBytes(hn::BitCast(d8, mixed), order);
+    if constexpr (N > 4) {
+      const auto lanes = hn::SetTableIndices(du, lanes_);
+      bytes = hn::BitCast(d8, hn::TableLookupLanes(hn::BitCast(du, bytes), lanes));
+    }
+    return bytes;
+  }
+
+  HWY_INLINE void StorePart(V8 codes, std::byte* to) const {
+    const D64 d64;
+    if (bits_ == (kWide ? 16 : 8)) {
+      hn::StoreU(codes, D8(), reinterpret_cast<std::uint8_t*>(to));
+      return;
+    }
+    VU pairs = hn::BitCast(du, codes);
+    unsigned width = bits_;
+    if constexpr (!kWide) {
+      const D16s d16s;
+      const auto both = hn::BitCast(d16s, codes);
+      const auto too_far =
+          hn::Set(d16s, static_cast<std::uint16_t>(256U - (1U << bits_)));  // 2^8 - 2^bits
+      pairs = hn::BitCast(du, hn::Sub(both, hn::Mul(hn::ShiftRight<8>(both), too_far)));
+      width = 2 * bits_;
+    }
+    const VU quads = hn::Or(hn::And(pairs, hn::Set(du, 0xffff)),
+                            hn::Shl(hn::ShiftRight<16>(pairs), hn::Set(du, width)));
+    const auto halves = hn::BitCast(d64, quads);
+    const auto words = hn::Or(hn::And(halves, hn::Set(d64, 0xffffffff)),
+                              hn::Shl(hn::ShiftRight<32>(halves), hn::Set(d64, 2 * width)));
+    HWY_ALIGN std::uint64_t stored[N / 2];
+    hn::Store(words, d64, stored);
+    if constexpr (kWide) {
+      for (std::size_t w = 0; w < N / 2; w += 2) {
+        StoreLe(to, stored[w] | stored[w + 1] << (4 * bits_));
+        StoreLe(to + 8, stored[w + 1] >> (64 - 4 * bits_));
+        to += bits_;
+      }
+    } else {
+      for (std::size_t w = 0; w < N / 2; ++w) {
+        StoreLe(to, stored[w]);
+        to += bits_;
+      }
+    }
+  }
+
+  const unsigned bits_;
+  HWY_ALIGN std::uint32_t lanes_[N];
+};
+
+/// Takes codes out of their bytes. A code lies in 4 bytes from the one that it begins in: these are
+/// brought to its lane, shifted and masked.
+template <bool kWide>
+class Unpacker {
+  using D8 = hn::Repartition<std::uint8_t, D>;
+  using V8 = hn::Vec<D8>;
+
+ public:
+  /// Elements of a step: whole bytes.
+  static constexpr std::size_t kStep = std::max(kCodesTogether, N);
+  static constexpr std::size_t kVectors = kStep / N;
+  /// Bytes that a step may read from.
+  static constexpr std::size_t kReads = kWide ? 40 : 16;
+
+  explicit Unpacker(unsigned bits) : bits_(bits), mask_(hn::Set(du, (1U << bits) - 1)) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const VU element = hn::Add(hn::Iota(du, 0), hn::Set(du, static_cast<std::uint32_t>(v * N)));
+      const VU width = hn::Set(du, bits);
+      VU begin = hn::Mul(element, width);
+      if constexpr (kWide) {  // of each four lanes by themselves, which have bytes of their own
+        const VU own = hn::Mul(hn::And(element, hn::Set(du, 3)), width);
+        begin = hn::Add(own, hn::And(hn::Sub(begin, own), hn::Set(du, 7)));
+      }
+      const VU byte = hn::ShiftRight<3>(begin);
+      const VU bytes = hn::Add(hn::Mul(byte, hn::Set(du, 0x01010101)), hn::Set(du, 0x03020100));
+      // A byte behind the 16 is never needed.
+      index_[v] = hn::BitCast(D8(), hn::And(bytes, hn::Set(du, 0x0f0f0f0f)));
+      shift_[v] = hn::And(begin, hn::Set(du, 7));
+    }
+  }
+
+  /// The codes of vector v of the step that begins at `from`.
+  HWY_INLINE VU Codes(const std::byte* from, std::size_t v) const {
+    const V8 bytes = kWide ? LoadQuads(from, v) : LoadOnce(from);
+    const VU windows = hn::BitCast(du, hn::TableLookupBytes(bytes, index_[v]));
+    return hn::And(hn::Shr(windows, shift_[v]), mask_);
+  }
+
+ private:
+  HWY_INLINE V8 LoadOnce(const std::byte* from) const {
+    return hn::LoadDup128(D8(), reinterpret_cast<const std::uint8_t*>(from));
+  }
+  /// The 16 bytes from those on that each four lanes begin in.
+  HWY_INLINE V8 LoadQuads(const std::byte* from, std::size_t v) const {
+    const auto quad = [&](std::size_t q) HWY_ATTR {
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(from + q * bits_ / 2);
+      return hn::LoadU(hn::Full128<std::uint8_t>(), bytes);
+    };
+    const D8 d8;
+    if constexpr (N == 4) {
+      return quad(v);
+    } else if constexpr (N == 8) {
+      return hn::Combine(d8, quad(1), quad(0));
+    } else {
+      const hn::Half<D8> half;
+      return hn::Combine(d8, hn::Combine(half, quad(3), quad(2)),
+                         hn::Combine(half, quad(1), quad(0)));
+    }
+  }
+
+  const unsigned bits_;
+  const VU mask_;
+  V8 index_[kVectors];
+  VU shift_[kVectors];
+};
+#endif
+
+/// The code of element i.
+inline std::uint32_t CodeAt(unsigned bits, const std::byte* bytes, std::size_t i) {
+  const std::size_t begin = i * bits;
+  const std::size_t end = begin + bits;
+  std::uint32_t window = 0;
+  for (std::size_t byte = begin / 8; byte * 8 < end; ++byte) {
+    window |= std::to_integer<std::uint32_t>(bytes[byte]) << (8 * (byte - begin / 8));
+  }
+  return window >> (begin % 8) & ((1U << bits) - 1);
+}
+
+// ------------------------------------------------------------------------------- encode and decode
+
+template <typename Levels, bool kFeedback, bool kWide>
+void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, std::size_t first,
+              std::size_t count, const DrawKey& key, MutableBytes bytes) {
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  // Whole groups of draws, and whole groups of packed vectors.
+  constexpr std::size_t kStep = std::max(kDrawGroup, kPacked * N);
+  constexpr std::size_t kVectors = kStep / N;
+  constexpr std::size_t kWords = kVectors / 2;
+  constexpr std::size_t kHalfGroup = kDrawGroup / 2 / N;  // vectors that take the low halves
+  const Packer<kWide> packer(bits);
+  VU products[kWords];
+  for (std::size_t w = 0; w < kWords; ++w) {
+    products[w] = DrawProducts(static_cast<std::uint32_t>(first / 2 + w * N), key);
+  }
+  for (; i + kStep <= count && (i + kStep) * bits / 8 + kPackerSlack <= bytes.size(); i += kStep) {
+    VU codes[kVectors];
+    const auto encode = [&](VU draws, std::size_t v) HWY_ATTR {
+      const V value = hn::LoadU(d, q + i + v * N);
+      const VU level = levels.LevelBits(hn::Abs(value), hn::And(draws, hn::Set(du, kDrawMask)));
+      codes[v] = hn::Or(level, hn::ShiftRight<31>(hn::BitCast(du, value)));
+      if constexpr (kFeedback) {
+        const V decoded = WithSign(levels.Magnitude(hn::ShiftRight<1>(codes[v])), codes[v]);
+        hn::StoreU(hn::Sub(value, decoded), d, left + i + v * N);
+      }
+    };
+    for (std::size_t w = 0; w < kWords; ++w) {
+      const VU words = DrawWords(products[w], key);
+      products[w] = hn::Add(products[w], hn::Set(du, kDrawStep * (kStep / 2)));
+      const std::size_t v = w / kHalfGroup * 2 * kHalfGroup + w % kHalfGroup;
+      encode(hn::ShiftLeft<7>(words), v);
+      encode(hn::ShiftRight<9>(words), v + kHalfGroup);
+    }
+    for (std::size_t v = 0; v < kVectors; v += kPacked) {
+      packer.Store(codes + v, bytes.data() + (i + v * N) * bits / 8);
+    }
+  }
+#endif
+  for (; i < count; i += kCodesTogether) {
+    const std::size_t together = std::min(kCodesTogether, count - i);
+    std::uint64_t words[2] = {};
+    for (std::size_t j = 0; j < together; ++j) {
+      const float value = q[i + j];
+      const std::uint32_t level = levels.Level(std::fabs(value), Draw16(first + i + j, key));
+      const std::uint64_t code = level << 1 | (std::signbit(value) ? 1U : 0U);
+      if constexpr (kFeedback) {
+        left[i + j] = value - WithSign(levels.Magnitude(level), static_cast<std::uint32_t>(code));
+      }
+      const std::size_t at = j * bits;
+      words[at / 64] |= code << (at % 64);
+      if (at % 64 + bits > 64) words[1] |= code >> (64 - at);
+    }
+    std::memcpy(bytes.data() + i * bits / 8, words, (together * bits + 7) / 8);
+  }
+}
+
+template <typename Levels, bool kWide>
+void EncodeChoose(const Levels& levels, unsigned bits, const float* q, float* left,
+                  std::size_t first, std::size_t count, const DrawKey& key, MutableBytes bytes) {
+  return left == nullptr
+             ? EncodeAs<Levels, false, kWide>(levels, bits, q, left, first, count, key, bytes)
+             : EncodeAs<Levels, true, kWide>(levels, bits, q, left, first, count, key, bytes);
+}
+
+void EncodeDither(const DitherFormat& format, const DitherScale& scale, const float* q, float* left,
+                  std::size_t first, std::size_t count, const DrawKey& key, MutableBytes bytes) {
+  const auto encode = [&](const auto& levels) {
+    return format.bits > 8 ? EncodeChoose<std::decay_t<decltype(levels)>, true>(
+                                 levels, format.bits, q, left, first, count, key, bytes)
+                           : EncodeChoose<std::decay_t<decltype(levels)>, false>(
+                                 levels, format.bits, q, left, first, count, key, bytes);
+  };
+  return format.natural ? encode(Natural(format, scale)) : encode(Linear(format, scale));
+}
+
+template <typename Levels, bool kAdd, bool kWide>
+void DecodeAs(const Levels& levels, unsigned bits, ByteView bytes, std::size_t count,
+              float* HWY_RESTRICT out) {
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  const Unpacker<kWide> unpacker(bits);
+  constexpr std::size_t kStep = Unpacker<kWide>::kStep;
+  for (; i + kStep <= count && i * bits / 8 + Unpacker<kWide>::kReads <= bytes.size(); i += kStep) {
+    for (std::size_t v = 0; v < Unpacker<kWide>::kVectors; ++v) {
+      const VU code = unpacker.Codes(bytes.data() + i * bits / 8, v);
+      V value = WithSign(levels.Magnitude(hn::ShiftRight<1>(code)), code);
+      float* const to = out + i + v * N;
+      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, to), value);
+      hn::StoreU(value, d, to);
+    }
+  }
+#endif
+  for (; i < count; ++i) {
+    const std::uint32_t code = CodeAt(bits, bytes.data(), i);
+    const float value = WithSign(levels.Magnitude(code >> 1), code);
+    out[i] = kAdd ? out[i] + value : value;
+  }
+}
+
+template <bool kAdd>
+void DecodeChoose(const DitherFormat& format, float unit, ByteView bytes, std::size_t count,
+                  float* out) {
+  const auto decode = [&](const auto& levels) {
+    return format.bits > 8 ? DecodeAs<std::decay_t<decltype(levels)>, kAdd, true>(
+                                 levels, format.bits, bytes, count, out)
+                           : DecodeAs<std::decay_t<decltype(levels)>, kAdd, false>(
+                                 levels, format.bits, bytes, count, out);
+  };
+  const DitherScale scale{0, unit};
+  return format.natural ? decode(Natural(format, scale)) : decode(Linear(format, scale));
+}
+
+void DecodeDither(const DitherFormat& format, float unit, ByteView bytes, std::size_t count,
+                  float* out) {
+  DecodeChoose<false>(format, unit, bytes, count, out);
+}
+
+void DecodeAddDither(const DitherFormat& format, float unit, ByteView bytes, std::size_t count,
+                     float* out) {
+  DecodeChoose<true>(format, unit, bytes, count, out);
+}
+
+template <bool kWide>
+std::uint32_t LargestLevelAs(unsigned bits, ByteView bytes, std::size_t count) {
+  std::uint32_t largest = 0;
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  const Unpacker<kWide> unpacker(bits);
+  constexpr std::size_t kStep = Unpacker<kWide>::kStep;
+  auto all = hn::Zero(di);
+  for (; i + kStep <= count && i * bits / 8 + Unpacker<kWide>::kReads <= bytes.size(); i += kStep) {
+    for (std::size_t v = 0; v < Unpacker<kWide>::kVectors; ++v) {
+      all = hn::Max(all, hn::BitCast(di, unpacker.Codes(bytes.data() + i * bits / 8, v)));
+    }
+  }
+  largest = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, all)));
+#endif
+  for (; i < count; ++i) largest = std::max(largest, CodeAt(bits, bytes.data(), i));
+  return largest >> 1;
+}
+
+std::uint32_t LargestDitherLevel(unsigned bits, ByteView bytes, std::size_t count) {
+  return bits > 8 ? LargestLevelAs<true>(bits, bytes, count)
+                  : LargestLevelAs<false>(bits, bytes, count);
+}
+
+}  // namespace gradwire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gradwire::kernels {
+
+HWY_EXPORT(DitherLargest);
+HWY_EXPORT(DitherSquares);
+HWY_EXPORT(EncodeDither);
+HWY_EXPORT(DecodeDither);
+HWY_EXPORT(DecodeAddDither);
+HWY_EXPORT(LargestDitherLevel);
+
+std::uint32_t DitherLargest(const float* input, float* residual, float alpha, std::size_t count) {
+  return HWY_DYNAMIC_DISPATCH(DitherLargest)(input, residual, alpha, count);
+}
+
+double DitherSquares(const float* input, float* residual, float alpha, std::size_t count) {
+  return HWY_DYNAMIC_DISPATCH(DitherSquares)(input, residual, alpha, count);
+}
+
+void EncodeDither(const DitherFormat& format, const DitherScale& scale, const float* q, float* left,
+                  std::size_t first, std::size_t count, const DrawKey& key, MutableBytes bytes) {
+  HWY_DYNAMIC_DISPATCH(EncodeDither)(format, scale, q, left, first, count, key, bytes);
+}
+
+void DecodeDither(const DitherFormat& format, float unit, ByteView bytes, std::size_t count,
+                  float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeDither)(format, unit, bytes, count, out);
+}
+
+void DecodeAddDither(const DitherFormat& format, float unit, ByteView bytes, std::size_t count,
+                     float* accumulator) {
+  HWY_DYNAMIC_DISPATCH(DecodeAddDither)(format, unit, bytes, count, accumulator);
+}
+
+std::uint32_t LargestDitherLevel(unsigned bits, ByteView bytes, std::size_t count) {
+  return HWY_DYNAMIC_DISPATCH(LargestDitherLevel)(bits, bytes, count);
+}
+
+}  // namespace gradwire::kernels
+#endif  // HWY_ONCE
