@@ -234,11 +234,10 @@ Status SparseFormat::ReadIndices(const std::byte* at, std::size_t begin, std::si
   }
 }
 
-/// Calls body(chunk) for what was kept, a checked chunk at a time. A chunk is valid until the body
-/// has been called twice more.
+/// Calls body(chunk) for what was kept, a checked chunk at a time, in the caller's two in turn.
 template <bool kValues, typename Body>
 Status SparseFormat::ForEachChunk(ByteView payload, std::size_t head, std::size_t k, std::size_t n,
-                                  Body&& body) const {
+                                  Chunks& chunks, Body&& body) const {
   assert(k <= n && head <= payload.size());
   const std::size_t values_end = head + k * value_bytes_;
   if (index_ == IndexFormat::kU32) {
@@ -247,7 +246,6 @@ Status SparseFormat::ForEachChunk(ByteView payload, std::size_t head, std::size_
   } else if (payload.size() < values_end) {
     return TooShort(payload.size(), values_end, n);
   }
-  std::array<Chunk, 2> chunks;
   const std::byte* at = payload.data() + values_end;
   std::size_t next = 0;  // the lowest index that may come
   for (std::size_t begin = 0, turn = 0; begin < k; begin += Chunk::kCapacity, turn ^= 1) {
@@ -275,14 +273,16 @@ Status SparseFormat::ForEachChunk(ByteView payload, std::size_t head, std::size_
 
 Status SparseFormat::Validate(ByteView payload, std::size_t head, std::size_t k,
                               std::size_t n) const {
-  return ForEachChunk<false>(payload, head, k, n, [](const Chunk&) {});
+  Chunks chunks;
+  return ForEachChunk<false>(payload, head, k, n, chunks, [](const Chunk&) {});
 }
 
 Status SparseFormat::Decode(ByteView payload, std::size_t head, std::size_t k,
                             std::span<float> output) const {
   std::size_t filled = 0;  // zeros go ahead of the values, so that memory is visited once
+  Chunks chunks;
   const Status status =
-      ForEachChunk<true>(payload, head, k, output.size(), [&](const Chunk& chunk) {
+      ForEachChunk<true>(payload, head, k, output.size(), chunks, [&](const Chunk& chunk) {
         const std::size_t end = std::size_t{chunk.indices[chunk.count - 1]} + 1;
         std::fill(output.data() + filled, output.data() + end, 0.0F);
         filled = end;
@@ -294,14 +294,15 @@ Status SparseFormat::Decode(ByteView payload, std::size_t head, std::size_t k,
 
 Status SparseFormat::DecodeAdd(ByteView payload, std::size_t head, std::size_t k,
                                std::span<float> accumulator) const {
-  const Chunk* waiting = nullptr;
+  Chunks chunks;
+  const Chunk* waiting = nullptr;  // the last one is added after the walk
   const auto add = [&](const Chunk& chunk) {
     for (std::size_t i = 0; i < chunk.count; ++i) {
       accumulator[chunk.indices[i]] += chunk.values[i];
     }
   };
   const Status status =
-      ForEachChunk<true>(payload, head, k, accumulator.size(), [&](const Chunk& chunk) {
+      ForEachChunk<true>(payload, head, k, accumulator.size(), chunks, [&](const Chunk& chunk) {
         for (std::size_t i = 0; i < chunk.count; ++i) {
           if (accumulator.size() > (1u << 22))
             __builtin_prefetch(accumulator.data() + chunk.indices[i], 1);
@@ -315,7 +316,8 @@ Status SparseFormat::DecodeAdd(ByteView payload, std::size_t head, std::size_t k
 
 void SparseFormat::DecodeAddRange(ByteView payload, std::size_t head, std::size_t k, std::size_t n,
                                   std::size_t offset, std::span<float> accumulator) const {
-  const Status status = ForEachChunk<true>(payload, head, k, n, [&](const Chunk& chunk) {
+  Chunks chunks;
+  const Status status = ForEachChunk<true>(payload, head, k, n, chunks, [&](const Chunk& chunk) {
     for (std::size_t i = 0; i < chunk.count; ++i) {
       const std::size_t index = chunk.indices[i];
       if (index >= offset && index - offset < accumulator.size()) {
