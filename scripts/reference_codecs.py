@@ -873,6 +873,12 @@ def int8(files):
     files.refuse_sizes(spec, "size", 65, payload)
     refuse_scales(files, spec, "first_scale", 65, payload)
     refuse_scales(files, spec, "last_scale", 65, payload, at=8)
+    # The least scale that 127 times is infinite.
+    too_large = F32(HUGE[0]) / F32(127)
+    with np.errstate(over="ignore"):
+        while not np.isinf(F32(127) * too_large):
+            too_large = np.nextafter(too_large, F32(np.inf))
+    files.refuse(spec, "last_scale_too_large", 65, payload[:8] + too_large.tobytes() + payload[12:])
     files.refuse(spec, "first_level_minus_128", 65, with_byte(payload, 12, 0x80))
     files.refuse(spec, "last_level_minus_128", 65, with_byte(payload, 12 + 64, 0x80))
 

@@ -198,6 +198,12 @@ class Int8Codec final : public Compressor {
         return CorruptData(
             fmt::format("int8 scale {} is {}, expected a finite number from 0", i, scale));
       }
+      // From half a step beyond the largest float on, which is exact in double: no encoder of ours
+      // writes it, and it would decode to infinity.
+      if (127 * static_cast<double>(scale) >= 0x1.ffffffp127) {
+        return CorruptData(fmt::format(
+            "int8 scale {} is {}, expected one of which 127 times is a finite float", i, scale));
+      }
     }
     return Status::Ok();
   }
