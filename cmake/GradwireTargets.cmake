@@ -14,6 +14,11 @@ if(GRADWIRE_SANITIZE)
     add_compile_options(-fno-sanitize-recover=undefined)
   endif()
 endif()
+if(GRADWIRE_FUZZ)
+  # What libFuzzer is guided by; it itself is linked to the fuzz programs alone.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+  add_link_options(-fsanitize=fuzzer-no-link)
+endif()
 
 # gradwire_library(<name> SOURCES ... HEADERS ... PUBLIC <targets> PRIVATE <targets>)
 # makes the static library gradwire_<name> with the alias gradwire::<name>.
