@@ -15,6 +15,9 @@ Status RegisterInt8(CompressorRegistry& registry);
 Status RegisterRandomk(CompressorRegistry& registry);
 Status RegisterThreshold(CompressorRegistry& registry);
 Status RegisterDithering(CompressorRegistry& registry);
+Status RegisterNatural(CompressorRegistry& registry);
+Status RegisterTerngrad(CompressorRegistry& registry);
+Status RegisterTwobit(CompressorRegistry& registry);
 
 Status RegisterBuiltinCompressors(CompressorRegistry& registry) {
   for (const auto register_one : {
@@ -27,6 +30,9 @@ Status RegisterBuiltinCompressors(CompressorRegistry& registry) {
            RegisterRandomk,
            RegisterThreshold,
            RegisterDithering,
+           RegisterNatural,
+           RegisterTerngrad,
+           RegisterTwobit,
        }) {
     GRADWIRE_RETURN_IF_ERROR(register_one(registry));
   }

@@ -8,9 +8,11 @@
 #define HWY_TARGET_INCLUDE "compressors/codecs/quantize_kernels.cc"
 #include <hwy/foreach_target.h>
 //
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 
@@ -148,6 +150,8 @@ std::uint32_t LargestMagnitude(const float* input, const float* residual, float 
 // the rounded number; subtracting it again gives the number.
 constexpr float kRounder = 0x1.8p23F;
 
+constexpr std::size_t kLine = 16;  // floats of a cache line
+
 template <bool kFeedback, bool kStochastic>
 void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
                   float scale, float inverse, const DrawKey& key, std::size_t first,
@@ -189,6 +193,11 @@ void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
     for (; i + kPacked * N <= count; i += kPacked * N) {
       for (std::size_t v = 0; v < kPacked; ++v) {
         const std::size_t at = i + v * N;
+        // The next block comes from memory while this one is in the first-level cache.
+        if (at % kLine == 0) {
+          hwy::Prefetch(input + at + count);
+          if constexpr (kFeedback) hwy::Prefetch(residual + at + count);
+        }
         const V q = LoadQ<kFeedback>(input, residual, weight, at);
         packed[v] = put(q, hn::Add(hn::Mul(q, inverses), rounder), at);
       }
@@ -259,6 +268,354 @@ void DecodeAddInt8(const std::byte* levels, float scale, std::size_t count, floa
   DecodeInt8As<true>(levels, scale, count, out);
 }
 
+// ---------------------------------------------------------------------------------------- natural
+
+// Bits of the least power of two that is written, 2^-109 for c = 1, and what c is less than the
+// exponent in a float.
+constexpr std::uint32_t kNaturalExponents = 17;
+constexpr std::uint32_t kNaturalLeast = (kNaturalExponents + 1) << 23;
+constexpr std::uint32_t kNaturalLargest = 127;
+
+/// A float's exponent rounded up where its fraction is above U: added to its bits, this carries
+/// into the exponent then. (2 u + 1) / 2^17 is (u << 7) + 2^6 units of the last place.
+constexpr std::uint32_t kNaturalCarry = 0x7fffff - 0x40;
+
+inline std::uint32_t NaturalCode(float q, std::uint32_t u) {
+  const std::uint32_t bits = MagnitudeBits(q);
+  if (bits < kNaturalLeast) {
+    return std::bit_cast<float>(bits) * 0x1.0p109F > DrawBound(u) ? 1 : 0;
+  }
+  const std::uint32_t exponent = (bits + (kNaturalCarry - (u << 7))) >> 23;
+  return std::min(exponent - kNaturalExponents, kNaturalLargest);
+}
+
+/// The value of a code's bits placed where a float has them: the exponent is too small by 17, and
+/// code 0 is zero.
+inline float NaturalValue(std::uint32_t byte) {
+  return std::bit_cast<float>((byte & 0x80) << 24 | (byte & 0x7f) << 23) * 0x1.0p17F;
+}
+
+#if GRADWIRE_VECTORS
+HWY_INLINE VU NaturalCodes(V q, VU draws) {
+  const VI bits = MagnitudeBits(q);
+  const VU carry = hn::Xor(hn::ShiftLeft<7>(draws), hn::Set(du, kNaturalCarry));
+  const VI exponent = hn::BitCast(di, hn::ShiftRight<23>(hn::Add(hn::BitCast(du, bits), carry)));
+  // Zeros come out as 0; what is else below the least power of two is rare.
+  VI code = hn::Max(hn::Sub(exponent, hn::Set(di, kNaturalExponents)), hn::Zero(di));
+  code = hn::Min(code, hn::Set(di, kNaturalLargest));
+  const auto small = hn::And(hn::Lt(bits, hn::Set(di, kNaturalLeast)), hn::Gt(bits, hn::Zero(di)));
+  if (HWY_UNLIKELY(!hn::AllFalse(di, small))) {
+    const V fraction = hn::Mul(hn::Abs(q), hn::Set(d, 0x1.0p109F));
+    const auto up = hn::RebindMask(di, hn::Gt(fraction, DrawBounds(draws)));
+    code = hn::IfThenElse(small, hn::IfThenElseZero(up, hn::Set(di, 1)), code);
+  }
+  return hn::BitCast(du, code);
+}
+
+HWY_INLINE VU SignsOf(V v) { return hn::And(hn::BitCast(du, v), hn::Set(du, 0x80000000)); }
+
+HWY_INLINE V NaturalValues(VU signs, VU codes) {
+  return hn::Mul(hn::BitCast(d, hn::Or(signs, hn::ShiftLeft<23>(codes))), hn::Set(d, 0x1.0p17F));
+}
+#endif
+
+template <bool kFeedback>
+bool EncodeNaturalAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
+                     const DrawKey& key, std::size_t first, std::size_t count,
+                     std::byte* HWY_RESTRICT out) {
+  bool finite = true;
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  M all = AllLanes();
+  const V weight = hn::Set(d, alpha);
+  Draws all_draws(first, key);
+  VU packed[kPacked];
+  for (; i + kDrawn <= count; i += kDrawn) {
+    VU draws[Draws::kVectors];
+    all_draws.Next(draws);
+    for (std::size_t v = 0; v < Draws::kVectors; ++v) {
+      const std::size_t at = i + v * N;
+      V q = LoadQ<kFeedback>(input, residual, weight, at);
+      const M ok = FiniteLanes(q);
+      all = hn::And(all, ok);
+      if constexpr (kFeedback) q = hn::IfThenElseZero(ok, q);
+      const VU codes = NaturalCodes(q, draws[v]);
+      const VU signs = SignsOf(q);
+      packed[v % kPacked] = hn::Or(hn::ShiftRight<24>(signs), codes);
+      if constexpr (kFeedback) {
+        const V left = hn::Sub(q, NaturalValues(signs, codes));
+        hn::StoreU(hn::IfThenElse(ok, left, hn::LoadU(d, residual + at)), d, residual + at);
+      }
+      if (v % kPacked == kPacked - 1) StoreLowBytes(packed, out + i + (v + 1 - kPacked) * N);
+    }
+  }
+  finite = hn::AllTrue(d, all);
+#endif
+  for (; i < count; ++i) {
+    float q = LoadQ<kFeedback>(input, residual, alpha, i);
+    const bool ok = Finite(q);
+    finite = finite && ok;
+    if (!ok) q = 0;
+    const std::uint32_t byte =
+        (std::signbit(q) ? 0x80U : 0U) | NaturalCode(q, Draw16(first + i, key));
+    out[i] = static_cast<std::byte>(byte);
+    if constexpr (kFeedback) residual[i] = ok ? q - NaturalValue(byte) : residual[i];
+  }
+  return finite;
+}
+
+bool EncodeNatural(const float* input, float* residual, float alpha, const DrawKey& key,
+                   std::size_t first, std::size_t count, std::byte* out) {
+  return residual == nullptr
+             ? EncodeNaturalAs<false>(input, residual, alpha, key, first, count, out)
+             : EncodeNaturalAs<true>(input, residual, alpha, key, first, count, out);
+}
+
+template <bool kAdd>
+void DecodeNaturalAs(const std::byte* HWY_RESTRICT bytes, std::size_t count,
+                     float* HWY_RESTRICT out) {
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  const hn::Rebind<std::uint8_t, D> d8;
+  for (; i + N <= count; i += N) {
+    const VU byte = hn::PromoteTo(du, LoadBytes(d8, bytes + i));
+    const VU signs = SignsOf(hn::BitCast(d, hn::ShiftLeft<24>(byte)));
+    V value = NaturalValues(signs, hn::And(byte, hn::Set(du, 0x7f)));
+    if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i), value);
+    hn::StoreU(value, d, out + i);
+  }
+#endif
+  for (; i < count; ++i) {
+    const float value = NaturalValue(std::to_integer<std::uint32_t>(bytes[i]));
+    out[i] = kAdd ? out[i] + value : value;
+  }
+}
+
+void DecodeNatural(const std::byte* bytes, std::size_t count, float* out) {
+  DecodeNaturalAs<false>(bytes, count, out);
+}
+
+void DecodeAddNatural(const std::byte* bytes, std::size_t count, float* out) {
+  DecodeNaturalAs<true>(bytes, count, out);
+}
+
+// --------------------------------------------------------------------------------------- terngrad
+
+/// The square of a float is exact in double.
+inline double Square(float value) {
+  return static_cast<double>(value) * static_cast<double>(value);
+}
+
+template <bool kFeedback>
+Moments MeasureMomentsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
+                         std::size_t count) {
+  Moments moments;
+  HWY_ALIGN double lanes[kLanes] = {};
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS && HWY_HAVE_FLOAT64
+  // Squares are exact, so it does not matter whether the multiply and add are fused.
+  const hn::Repartition<double, D> dd;
+  const hn::Half<D> half;
+  constexpr std::size_t kVectors = kLanes / N;
+  hn::Vec<decltype(dd)> low[kVectors];
+  hn::Vec<decltype(dd)> high[kVectors];
+  for (std::size_t v = 0; v < kVectors; ++v) low[v] = high[v] = hn::Zero(dd);
+  VI largest = hn::Zero(di);
+  const V weight = hn::Set(d, alpha);
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const std::size_t at = i + v * N;
+      const V q = LoadQ<kFeedback>(input, residual, weight, at);
+      if constexpr (kFeedback) {
+        const V kept = hn::IfThenElse(FiniteLanes(q), q, hn::LoadU(d, residual + at));
+        hn::StoreU(kept, d, residual + at);
+      }
+      const auto first = hn::PromoteTo(dd, hn::LowerHalf(half, q));
+      const auto second = hn::PromoteTo(dd, hn::UpperHalf(half, q));
+      low[v] = hn::MulAdd(first, first, low[v]);
+      high[v] = hn::MulAdd(second, second, high[v]);
+      largest = hn::Max(largest, MagnitudeBits(q));
+    }
+  }
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    hn::Store(low[v], dd, lanes + v * N);
+    hn::Store(high[v], dd, lanes + v * N + N / 2);
+  }
+  moments.largest = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest)));
+#endif
+  for (; i < count; ++i) {
+    const float q = LoadQ<kFeedback>(input, residual, alpha, i);
+    if constexpr (kFeedback) residual[i] = Finite(q) ? q : residual[i];
+    lanes[i % kLanes] += Square(q);
+    moments.largest = std::max(moments.largest, MagnitudeBits(q));
+  }
+  for (const double lane : lanes) moments.squares += lane;
+  return moments;
+}
+
+Moments MeasureMoments(const float* input, float* residual, float alpha, std::size_t count) {
+  return residual == nullptr ? MeasureMomentsAs<false>(input, residual, alpha, count)
+                             : MeasureMomentsAs<true>(input, residual, alpha, count);
+}
+
+template <bool kFeedback>
+void EncodeTritsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float limit,
+                   float inverse, float scale, const DrawKey& key, std::size_t first,
+                   std::size_t count, std::byte* HWY_RESTRICT trits) {
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  const V limits = hn::Set(d, limit);
+  const V inverses = hn::Set(d, inverse);
+  const V scales = hn::Set(d, scale);
+  Draws all_draws(first, key);
+  VU packed[kPacked];
+  for (; i + kDrawn <= count; i += kDrawn) {
+    VU draws[Draws::kVectors];
+    all_draws.Next(draws);
+    for (std::size_t v = 0; v < Draws::kVectors; ++v) {
+      const std::size_t at = i + v * N;
+      const V q = hn::LoadU(d, (kFeedback ? residual : input) + at);
+      const V p = hn::Mul(hn::Min(hn::Abs(q), limits), inverses);
+      const M sent = hn::Gt(p, DrawBounds(draws[v]));
+      const VU signs = SignsOf(q);
+      const VU trit = hn::Add(hn::Set(du, 1), hn::ShiftRight<31>(signs));
+      packed[v % kPacked] = hn::IfThenElseZero(hn::RebindMask(du, sent), trit);
+      if constexpr (kFeedback) {
+        const V value = hn::Or(scales, hn::BitCast(d, signs));
+        hn::StoreU(hn::Sub(q, hn::IfThenElseZero(sent, value)), d, residual + at);
+      }
+      if (v % kPacked == kPacked - 1) StoreLowBytes(packed, trits + i + (v + 1 - kPacked) * N);
+    }
+  }
+#endif
+  for (; i < count; ++i) {
+    const float q = kFeedback ? residual[i] : input[i];
+    const float p = std::min(std::fabs(q), limit) * inverse;
+    const bool sent = p > DrawBound(Draw16(first + i, key));
+    trits[i] = !sent ? std::byte{0} : std::signbit(q) ? std::byte{2} : std::byte{1};
+    if constexpr (kFeedback) residual[i] = q - (sent ? std::copysign(scale, q) : 0.0F);
+  }
+}
+
+void EncodeTrits(const float* input, float* residual, float limit, float inverse, float scale,
+                 const DrawKey& key, std::size_t first, std::size_t count, std::byte* trits) {
+  return residual == nullptr ? EncodeTritsAs<false>(input, residual, limit, inverse, scale, key,
+                                                    first, count, trits)
+                             : EncodeTritsAs<true>(input, residual, limit, inverse, scale, key,
+                                                   first, count, trits);
+}
+
+// ----------------------------------------------------------------------------------------- twobit
+
+/// The 16 low bits of `positive` at even places, of `negative` at odd ones.
+inline std::uint32_t Interleave(std::uint32_t positive, std::uint32_t negative) {
+  std::uint64_t x = positive | std::uint64_t{negative} << 32;
+  x = (x | x << 8) & 0x00ff00ff00ff00ff;
+  x = (x | x << 4) & 0x0f0f0f0f0f0f0f0f;
+  x = (x | x << 2) & 0x3333333333333333;
+  x = (x | x << 1) & 0x5555555555555555;
+  return static_cast<std::uint32_t>(x | x >> 31);
+}
+
+template <bool kFeedback>
+TwobitResult EncodeTwobitAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
+                            float alpha, float theta, std::size_t count,
+                            std::byte* HWY_RESTRICT out) {
+  TwobitResult result;
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  constexpr std::size_t kWord = 16;
+  M all = AllLanes();
+  const V weight = hn::Set(d, alpha);
+  const V upper = hn::Set(d, theta);
+  const V lower = hn::Neg(upper);
+  const V bound = hn::Set(d, 2 * theta);
+  for (; i + kWord <= count; i += kWord) {
+    std::uint32_t positives = 0;
+    std::uint32_t negatives = 0;
+    for (std::size_t v = 0; v < kWord / N; ++v) {
+      const std::size_t at = i + v * N;
+      V q = LoadQ<kFeedback>(input, residual, weight, at);
+      const M ok = FiniteLanes(q);
+      all = hn::And(all, ok);
+      if constexpr (kFeedback) q = hn::IfThenElseZero(ok, q);
+      const M positive = hn::Ge(q, upper);
+      const M negative = hn::Le(q, lower);
+      positives |= MaskBits(hn::RebindMask(di, positive)) << (v * N);
+      negatives |= MaskBits(hn::RebindMask(di, negative)) << (v * N);
+      if constexpr (kFeedback) {
+        const V sent = hn::IfThenElse(positive, upper, hn::IfThenElseZero(negative, lower));
+        const V e = hn::LoadU(d, residual + at);
+        hn::StoreU(hn::IfThenElse(ok, hn::Sub(q, sent), e), d, residual + at);
+        result.out_of_bound += hn::CountTrue(d, hn::Gt(hn::Abs(q), bound));
+      }
+    }
+    StoreLe(out + i / 4, Interleave(positives, negatives));
+  }
+  result.finite = hn::AllTrue(d, all);
+#endif
+  for (; i < count; ++i) {
+    float q = LoadQ<kFeedback>(input, residual, alpha, i);
+    const bool ok = Finite(q);
+    result.finite = result.finite && ok;
+    if (!ok) q = 0;
+    const unsigned code = q >= theta ? 1 : q <= -theta ? 2 : 0;
+    if (i % 4 == 0) out[i / 4] = std::byte{0};
+    out[i / 4] |= std::byte{static_cast<std::uint8_t>(code << (i % 4 * 2))};
+    if constexpr (kFeedback) {
+      const float sent = code == 1 ? theta : code == 2 ? -theta : 0.0F;
+      residual[i] = ok ? q - sent : residual[i];
+      result.out_of_bound += std::fabs(q) > 2 * theta ? 1 : 0;
+    }
+  }
+  return result;
+}
+
+TwobitResult EncodeTwobit(const float* input, float* residual, float alpha, float theta,
+                          std::size_t count, std::byte* out) {
+  return residual == nullptr ? EncodeTwobitAs<false>(input, residual, alpha, theta, count, out)
+                             : EncodeTwobitAs<true>(input, residual, alpha, theta, count, out);
+}
+
+template <bool kAdd>
+void DecodeTwobitAs(const std::byte* HWY_RESTRICT bytes, float theta, std::size_t count,
+                    float* HWY_RESTRICT out) {
+  std::size_t i = 0;
+#if GRADWIRE_VECTORS
+  // A word of 16 codes is broadcast, and each lane tests its own bits of it.
+  constexpr std::size_t kWord = 16;
+  const V upper = hn::Set(d, theta);
+  const V lower = hn::Neg(upper);
+  HWY_ALIGN std::uint32_t own_bit[kWord];
+  for (std::size_t b = 0; b < kWord; ++b) own_bit[b] = std::uint32_t{1} << (2 * b);
+  for (; i + kWord <= count; i += kWord) {
+    const VU word = hn::Set(du, LoadLe<std::uint32_t>(bytes + i / 4));
+    for (std::size_t v = 0; v < kWord / N; ++v) {
+      const VU bit = hn::Load(du, own_bit + v * N);
+      const M positive = hn::RebindMask(d, hn::TestBit(word, bit));
+      const M negative = hn::RebindMask(d, hn::TestBit(word, hn::ShiftLeft<1>(bit)));
+      V value = hn::Or(hn::IfThenElseZero(positive, upper), hn::IfThenElseZero(negative, lower));
+      float* const to = out + i + v * N;
+      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, to), value);
+      hn::StoreU(value, d, to);
+    }
+  }
+#endif
+  for (; i < count; ++i) {
+    const unsigned code = std::to_integer<unsigned>(bytes[i / 4]) >> (i % 4 * 2) & 3;
+    const float value = code == 1 ? theta : code == 2 ? -theta : 0.0F;
+    out[i] = kAdd ? out[i] + value : value;
+  }
+}
+
+void DecodeTwobit(const std::byte* bytes, float theta, std::size_t count, float* out) {
+  DecodeTwobitAs<false>(bytes, theta, count, out);
+}
+
+void DecodeAddTwobit(const std::byte* bytes, float theta, std::size_t count, float* out) {
+  DecodeTwobitAs<true>(bytes, theta, count, out);
+}
+
 }  // namespace gradwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -269,6 +626,14 @@ HWY_EXPORT(LargestMagnitude);
 HWY_EXPORT(EncodeInt8);
 HWY_EXPORT(DecodeInt8);
 HWY_EXPORT(DecodeAddInt8);
+HWY_EXPORT(EncodeNatural);
+HWY_EXPORT(DecodeNatural);
+HWY_EXPORT(DecodeAddNatural);
+HWY_EXPORT(MeasureMoments);
+HWY_EXPORT(EncodeTrits);
+HWY_EXPORT(EncodeTwobit);
+HWY_EXPORT(DecodeTwobit);
+HWY_EXPORT(DecodeAddTwobit);
 
 std::uint32_t LargestMagnitude(const float* input, const float* residual, float alpha,
                                std::size_t count) {
@@ -288,6 +653,71 @@ void DecodeInt8(const std::byte* levels, float scale, std::size_t count, float* 
 
 void DecodeAddInt8(const std::byte* levels, float scale, std::size_t count, float* accumulator) {
   HWY_DYNAMIC_DISPATCH(DecodeAddInt8)(levels, scale, count, accumulator);
+}
+
+bool EncodeNatural(const float* input, float* residual, float alpha, const DrawKey& key,
+                   std::size_t first, std::size_t count, std::byte* out) {
+  return HWY_DYNAMIC_DISPATCH(EncodeNatural)(input, residual, alpha, key, first, count, out);
+}
+
+void DecodeNatural(const std::byte* bytes, std::size_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeNatural)(bytes, count, out);
+}
+
+void DecodeAddNatural(const std::byte* bytes, std::size_t count, float* accumulator) {
+  HWY_DYNAMIC_DISPATCH(DecodeAddNatural)(bytes, count, accumulator);
+}
+
+Moments MeasureMoments(const float* input, float* residual, float alpha, std::size_t count) {
+  return HWY_DYNAMIC_DISPATCH(MeasureMoments)(input, residual, alpha, count);
+}
+
+void EncodeTrits(const float* input, float* residual, float limit, float inverse, float scale,
+                 const DrawKey& key, std::size_t first, std::size_t count, std::byte* trits) {
+  HWY_DYNAMIC_DISPATCH(EncodeTrits)
+  (input, residual, limit, inverse, scale, key, first, count, trits);
+}
+
+TwobitResult EncodeTwobit(const float* input, float* residual, float alpha, float theta,
+                          std::size_t count, std::byte* out) {
+  return HWY_DYNAMIC_DISPATCH(EncodeTwobit)(input, residual, alpha, theta, count, out);
+}
+
+void DecodeTwobit(const std::byte* bytes, float theta, std::size_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeTwobit)(bytes, theta, count, out);
+}
+
+void DecodeAddTwobit(const std::byte* bytes, float theta, std::size_t count, float* accumulator) {
+  HWY_DYNAMIC_DISPATCH(DecodeAddTwobit)(bytes, theta, count, accumulator);
+}
+
+// Trits are gathered and spread with words of 64 bits, the same on every target.
+
+void PackTrits(const std::byte* trits, std::size_t num_bytes, std::byte* out) {
+  // Byte 4 of the product is t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4: the bytes below it stay below 256,
+  // and what follows the five trits only gets into the bytes above.
+  constexpr std::uint64_t kWeights = 81 | 27U << 8 | 9U << 16 | 3U << 24 | std::uint64_t{1} << 32;
+  for (std::size_t b = 0; b < num_bytes; ++b) {
+    const std::uint64_t product = LoadLe<std::uint64_t>(trits + 5 * b) * kWeights;
+    out[b] = static_cast<std::byte>(product >> 32 & 0xff);
+  }
+}
+
+void UnpackTrits(const std::byte* bytes, std::size_t num_bytes, std::byte* levels) {
+  static constexpr auto kLevels = [] {
+    constexpr std::array<std::uint64_t, 3> kLevel = {0, 1, 0xff};
+    std::array<std::uint64_t, 243> words{};
+    for (std::size_t byte = 0; byte < words.size(); ++byte) {
+      std::size_t digits = byte;
+      for (int trit = 0; trit < 5; ++trit, digits /= 3) {
+        words[byte] |= kLevel[digits % 3] << (8 * trit);
+      }
+    }
+    return words;
+  }();
+  for (std::size_t b = 0; b < num_bytes; ++b) {
+    StoreLe(levels + 5 * b, kLevels[std::to_integer<std::size_t>(bytes[b])]);
+  }
 }
 
 }  // namespace gradwire::kernels

@@ -35,4 +35,44 @@ void DecodeInt8(const std::byte* levels, float scale, std::size_t count, float* 
 /// accumulator[i] += level * scale.
 void DecodeAddInt8(const std::byte* levels, float scale, std::size_t count, float* accumulator);
 
+/// Bytes of `natural`: the sign bit and 7 bits of exponent; residual <- q - C(q). Where q is not
+/// finite the residual keeps its value and what is written decodes to 0. Returns whether every q
+/// was finite.
+bool EncodeNatural(const float* input, float* residual, float alpha, const DrawKey& key,
+                   std::size_t first, std::size_t count, std::byte* out);
+void DecodeNatural(const std::byte* bytes, std::size_t count, float* out);
+void DecodeAddNatural(const std::byte* bytes, std::size_t count, float* accumulator);
+
+struct Moments {
+  double squares = 0;         // their sum, in the order of SignSums but all in double
+  std::uint32_t largest = 0;  // as LargestMagnitude
+};
+
+/// Of a block of at most kBlockElements; residual <- q where q is finite.
+Moments MeasureMoments(const float* input, float* residual, float alpha, std::size_t count);
+
+/// trits[i] = 0, 1 for + or 2 for -: not 0 where min(|q|, limit) * inverse > U. Here q is the
+/// input, or the residual if that is not null: then residual <- q - scale * sign.
+void EncodeTrits(const float* input, float* residual, float limit, float inverse, float scale,
+                 const DrawKey& key, std::size_t first, std::size_t count, std::byte* trits);
+/// Five trits a byte, the first one the lowest digit in base 3.
+/// Shapes: trits[5 * num_bytes], readable for kTritSlack bytes more.
+void PackTrits(const std::byte* trits, std::size_t num_bytes, std::byte* out);
+/// The levels 0, 1 and -1 of trits, for DecodeInt8. Bytes are at most 242.
+/// Shapes: levels[5 * num_bytes], writable for kTritSlack bytes more.
+void UnpackTrits(const std::byte* bytes, std::size_t num_bytes, std::byte* levels);
+inline constexpr std::size_t kTritSlack = 3;
+
+struct TwobitResult {
+  bool finite = true;
+  std::size_t out_of_bound = 0;  // with a residual: elements of |q| > 2 theta
+};
+
+/// Codes of 2 bits, the first element lowest: 1 where q >= theta, 2 where q <= -theta, else 0, also
+/// where q is not finite; residual <- q - C(q), but where q is not finite it keeps its value.
+TwobitResult EncodeTwobit(const float* input, float* residual, float alpha, float theta,
+                          std::size_t count, std::byte* out);
+void DecodeTwobit(const std::byte* bytes, float theta, std::size_t count, float* out);
+void DecodeAddTwobit(const std::byte* bytes, float theta, std::size_t count, float* accumulator);
+
 }  // namespace gradwire::kernels

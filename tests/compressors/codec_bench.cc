@@ -104,8 +104,9 @@ const bool registered = [] {
     const std::string size = '/' + std::to_string(n * sizeof(float) / 1024) + "KiB";
     benchmark::RegisterBenchmark(("memcpy" + size).c_str(), BenchMemcpy, n);
     benchmark::RegisterBenchmark(("a+=b" + size).c_str(), BenchAdd, n);
-    for (const std::string spec : {"none", "fp16", "bf16", "onebit", "onebit(scaling=two_means)",
-                                   "topk(ratio=0.01)", "topk(ratio=0.001)", "int8", "dithering"}) {
+    for (const std::string spec :
+         {"none", "fp16", "bf16", "onebit", "onebit(scaling=two_means)", "topk(ratio=0.01)",
+          "topk(ratio=0.001)", "int8", "natural", "terngrad", "twobit", "dithering"}) {
       benchmark::RegisterBenchmark((spec + "/encode" + size).c_str(), BenchEncode, spec, n, false);
       benchmark::RegisterBenchmark((spec + "/encode+feedback" + size).c_str(), BenchEncode, spec, n,
                                    true);

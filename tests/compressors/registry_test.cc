@@ -128,7 +128,7 @@ TEST_CASE("defaults are filled in, and every kind of parameter can be read",
 
 TEST_CASE("built-in wire ids are below those of plug-ins and the next free one",
           "[compressors][registry]") {
-  CHECK(BuiltinCompressors().entries().size() == 9);
+  CHECK(BuiltinCompressors().entries().size() == 12);
   for (const CompressorInfo& info : BuiltinCompressors().entries()) {
     CHECK(info.wire_id < wire_id::kNextWireId);
     CHECK(BuiltinCompressors().Find(info.name) == &info);
@@ -142,6 +142,9 @@ TEST_CASE("built-in wire ids are below those of plug-ins and the next free one",
   CHECK(BuiltinCompressors().Find("topk")->wire_id == 5);
   CHECK(BuiltinCompressors().Find("int8")->wire_id == 6);
   CHECK(BuiltinCompressors().Find("dithering")->wire_id == 8);
+  CHECK(BuiltinCompressors().Find("natural")->wire_id == 9);
+  CHECK(BuiltinCompressors().Find("terngrad")->wire_id == 10);
+  CHECK(BuiltinCompressors().Find("twobit")->wire_id == 11);
 }
 
 TEST_CASE("patterns match as in a shell", "[compressors][rules]") {
