@@ -14,7 +14,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <type_traits>
 
 #include "common/base/bytes.h"
 #include "compressors/codecs/vectors-inl.h"
@@ -121,19 +120,47 @@ double DitherSquares(const float* input, float* residual, float alpha, std::size
 
 // ----------------------------------------------------------------------------------------- levels
 
-// Draws come as u * 2^7, where they are mantissa bits: with 2^6 below them and the exponent of 1
-// they are the float 1 + U.
-constexpr std::uint32_t kDrawMask = 0x7fff80;
+// As mantissa bits u * 2^7, with 2^6 below them and the exponent of 1, are the float 1 + U.
 constexpr std::uint32_t kHalfDraw = 0x40;
 constexpr std::uint32_t kOneBits = 0x3f800000;
 
 #if GRADWIRE_VECTORS
-HWY_INLINE V DrawBounds(VU draws) {
-  return hn::Sub(hn::BitCast(d, hn::Or(draws, hn::Set(du, kOneBits | kHalfDraw))),
+// Vectors of codes have a code in the high half of each lane, and anything in the low half.
+
+/// u * 2^kShift of the low or high halves of words; other bits may be anything.
+template <bool kLow, int kShift>
+HWY_INLINE VU RoughDraws(VU words) {
+  if constexpr (kLow) return hn::ShiftLeft<kShift>(words);
+  return hn::ShiftRight<16 - kShift>(words);
+}
+/// u * 2^7.
+template <bool kLow>
+HWY_INLINE VU MantissaDraws(VU words) {
+  return hn::And(RoughDraws<kLow, 7>(words), hn::Set(du, 0x7fff80));
+}
+HWY_INLINE V DrawBounds(VU mantissas) {
+  return hn::Sub(hn::BitCast(d, hn::Or(mantissas, hn::Set(du, kOneBits | kHalfDraw))),
                  hn::Set(d, 1.0F));
 }
+
+/// `level_bits` have the level from bit 17 on and 0 in bit 16, where the sign goes.
+HWY_INLINE VU CodesOf(VU level_bits, V q) {
+  return hn::Or(level_bits, hn::ShiftRight<15>(hn::BitCast(du, q)));
+}
+
 HWY_INLINE V WithSign(V magnitude, VU code) {
   return hn::Xor(magnitude, hn::BitCast(d, hn::ShiftLeft<31>(code)));
+}
+
+/// Toward zero, of numbers that integers have; hn::ConvertTo looks at the others as well.
+HWY_INLINE hn::Vec<DI> Truncate(V v) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return hn::Vec<DI>{_mm512_cvttps_epi32(v.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return hn::Vec<DI>{_mm256_cvttps_epi32(v.raw)};
+#else
+  return hn::ConvertTo(di, v);
+#endif
 }
 #endif
 
@@ -141,7 +168,8 @@ inline float WithSign(float magnitude, std::uint32_t code) {
   return (code & 1) != 0 ? -magnitude : magnitude;
 }
 
-/// Levels at multiples of a step.
+/// Levels at multiples of a step. kFew: at most 127 of them.
+template <bool kFew>
 struct Linear {
   Linear(const DitherFormat& format, const DitherScale& scale)
       : inverse(scale.inverse), unit(scale.unit), limit(static_cast<float>(format.levels())) {}
@@ -154,15 +182,27 @@ struct Linear {
   float Magnitude(std::uint32_t level) const { return static_cast<float>(level) * unit; }
 
 #if GRADWIRE_VECTORS
-  /// Twice the level.
-  HWY_INLINE VU LevelBits(V magnitude, VU draws) const {
-    const V y = hn::Min(hn::Mul(magnitude, hn::Set(d, inverse)), hn::Set(d, limit));
-    const V k = hn::Floor(y);
-    const M up = hn::Gt(hn::Sub(y, k), DrawBounds(draws));
-    const V level = hn::Add(k, hn::IfThenElseZero(up, hn::Set(d, 1.0F)));
-    // Beside 2^22 the last bit of a float is worth a half.
-    const V shifted = hn::Add(level, hn::Set(d, 0x1.0p22F));
-    return hn::Xor(hn::BitCast(du, shifted), hn::BitCast(du, hn::Set(d, 0x1.0p22F)));
+  template <bool kLow>
+  HWY_INLINE VU Codes(V q, VU words) const {
+    const V y = hn::Min(hn::Mul(hn::Abs(q), hn::Set(d, inverse)), hn::Set(d, limit));
+    if constexpr (kFew) {
+      // In units of 2^-17, of which y has fewer than 2^24, U is c = 2 u + 1; y rounds up if what is
+      // above its whole steps is more than c, and so if it is when y is rounded up to whole units.
+      // That is one more than the float before y, rounded down; the exponent multiplies by 2^17. (0
+      // becomes a small number, which is 1 unit and not more than c.)
+      const VU before = hn::Add(hn::BitCast(du, y), hn::Set(du, (17U << 23) - 1));
+      const VU units = hn::BitCast(du, Truncate(hn::BitCast(d, before)));
+      // c - 2^17: what units + 1 reach the next step with, if they are more than c.
+      const VU draws = hn::Or(RoughDraws<kLow, 1>(words), hn::Set(du, 0xfffe0001));
+      return CodesOf(hn::And(hn::Sub(units, draws), hn::Set(du, 0xfffe0000)), q);
+    } else {
+      const V k = hn::Floor(y);
+      const M up = hn::Gt(hn::Sub(y, k), DrawBounds(MantissaDraws<kLow>(words)));
+      const V level = hn::Add(k, hn::IfThenElseZero(up, hn::Set(d, 1.0F)));
+      // Beside 2^22 the last bit of a float is worth a half.
+      const VU shifted = hn::BitCast(du, hn::Add(level, hn::Set(d, 0x1.0p22F)));
+      return CodesOf(hn::ShiftLeft<16>(shifted), q);
+    }
   }
   HWY_INLINE V Magnitude(VU level) const {
     return hn::Mul(hn::ConvertTo(d, hn::BitCast(di, level)), hn::Set(d, unit));
@@ -193,14 +233,16 @@ struct Natural {
   }
 
 #if GRADWIRE_VECTORS
-  HWY_INLINE VU LevelBits(V magnitude, VU draws) const {
-    const V t = hn::Min(hn::Mul(magnitude, hn::Set(d, inverse)), hn::Set(d, 1.0F));
+  template <bool kLow>
+  HWY_INLINE VU Codes(V q, VU words) const {
+    const V t = hn::Min(hn::Mul(hn::Abs(q), hn::Set(d, inverse)), hn::Set(d, 1.0F));
+    const VU draws = MantissaDraws<kLow>(words);
     const VU rounded = hn::Sub(hn::Add(hn::BitCast(du, t), hn::Set(du, kRoundUp)), draws);
     const VU level = hn::Sub(hn::ShiftRight<23>(rounded), hn::Set(du, bias));
     const M up = hn::Gt(hn::Mul(t, hn::Set(d, to_lowest)), DrawBounds(draws));
     const VU below = hn::IfThenElseZero(hn::RebindMask(du, up), hn::Set(du, 1));
     const auto is_below = hn::RebindMask(du, hn::Lt(t, hn::Set(d, lowest)));
-    return hn::ShiftLeft<1>(hn::IfThenElse(is_below, below, level));
+    return CodesOf(hn::ShiftLeft<17>(hn::IfThenElse(is_below, below, level)), q);
   }
   HWY_INLINE V Magnitude(VU level) const {
     const VU power = hn::ShiftLeft<23>(hn::Add(level, hn::Set(du, bias)));
@@ -239,6 +281,7 @@ class Packer {
   using D16s = hn::Repartition<std::uint16_t, D>;
   using D8 = hn::Repartition<std::uint8_t, D>;
   using V8 = hn::Vec<D8>;
+  using V16 = hn::Vec<D16s>;
 
  public:
   explicit Packer(unsigned bits) : bits_(bits) {
@@ -255,21 +298,27 @@ class Packer {
 
   HWY_INLINE void Store(const VU* codes, std::byte* to) const {
     if constexpr (kWide) {
-      StorePart(InOrder(hn::Or(codes[0], hn::ShiftLeft<16>(codes[1]))), to);
-      StorePart(InOrder(hn::Or(codes[2], hn::ShiftLeft<16>(codes[3]))), to + N * bits_ / 4);
+      StorePart(InOrder(Pairs(codes[0], codes[1])), to);
+      StorePart(InOrder(Pairs(codes[2], codes[3])), to + N * bits_ / 4);
     } else {
-      StorePart(InOrder(hn::Or(hn::Or(codes[0], hn::ShiftLeft<8>(codes[1])),
-                               hn::Or(hn::ShiftLeft<16>(codes[2]), hn::ShiftLeft<24>(codes[3])))),
-                to);
+      const auto low = Pairs(codes[0], codes[1]);
+      const auto high = Pairs(codes[2], codes[3]);
+      StorePart(InOrder(hn::Or(low, hn::ShiftLeft<8>(high))), to);
     }
   }
 
  private:
+  /// Lanes with a code of each of two vectors, 16 bits apart.
+  HWY_INLINE V16 Pairs(VU first, VU second) const {
+    const D16s d16s;
+    return hn::OddEven(hn::BitCast(d16s, second), hn::BitCast(d16s, hn::ShiftRight<16>(first)));
+  }
   /// Lanes with one code of each vector -> the vectors' codes one after the other.
-  HWY_INLINE V8 InOrder(VU mixed) const {
+  HWY_INLINE V8 InOrder(V16 mixed) const {
     const D8 d8;
-    alignas(16) static constexpr std::uint8_t kOrder8[16] = {0, 4, 8,  12, 1, 5, 9,  13,
-                                                             2, 6, 10, 14, 3, 7, 11, 15};
+    // Narrow lanes have the codes of vectors 0, 2, 1, 3.
+    alignas(16) static constexpr std::uint8_t kOrder8[16] = {0, 4, 8, 12, 2, 6, 10, 14,
+                                                             1, 5, 9, 13, 3, 7, 11, 15};
     alignas(16) static constexpr std::uint8_t kOrder16[16] = {0, 1, 4, 5, 8,  9,  12, 13,
                                                               2, 3, 6, 7, 10, 11, 14, 15};
     const V8 order = hn::LoadDup128(d8, kWide ? kOrder16 : kOrder8);
@@ -419,21 +468,23 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
   }
   for (; i + kStep <= count && (i + kStep) * bits / 8 + kPackerSlack <= bytes.size(); i += kStep) {
     VU codes[kVectors];
-    const auto encode = [&](VU draws, std::size_t v) HWY_ATTR {
-      const V value = hn::LoadU(d, q + i + v * N);
-      const VU level = levels.LevelBits(hn::Abs(value), hn::And(draws, hn::Set(du, kDrawMask)));
-      codes[v] = hn::Or(level, hn::ShiftRight<31>(hn::BitCast(du, value)));
+    const auto leave = [&](V value, std::size_t v) HWY_ATTR {
       if constexpr (kFeedback) {
-        const V decoded = WithSign(levels.Magnitude(hn::ShiftRight<1>(codes[v])), codes[v]);
-        hn::StoreU(hn::Sub(value, decoded), d, left + i + v * N);
+        const V magnitude = levels.Magnitude(hn::ShiftRight<17>(codes[v]));
+        hn::StoreU(hn::Sub(value, hn::CopySignToAbs(magnitude, value)), d, left + i + v * N);
       }
     };
     for (std::size_t w = 0; w < kWords; ++w) {
       const VU words = DrawWords(products[w], key);
       products[w] = hn::Add(products[w], hn::Set(du, kDrawStep * (kStep / 2)));
-      const std::size_t v = w / kHalfGroup * 2 * kHalfGroup + w % kHalfGroup;
-      encode(hn::ShiftLeft<7>(words), v);
-      encode(hn::ShiftRight<9>(words), v + kHalfGroup);
+      const std::size_t low = w / kHalfGroup * 2 * kHalfGroup + w % kHalfGroup;
+      const std::size_t high = low + kHalfGroup;
+      const V low_values = hn::LoadU(d, q + i + low * N);
+      const V high_values = hn::LoadU(d, q + i + high * N);
+      codes[low] = levels.template Codes<true>(low_values, words);
+      codes[high] = levels.template Codes<false>(high_values, words);
+      leave(low_values, low);
+      leave(high_values, high);
     }
     for (std::size_t v = 0; v < kVectors; v += kPacked) {
       packer.Store(codes + v, bytes.data() + (i + v * N) * bits / 8);
@@ -459,22 +510,23 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
 }
 
 template <typename Levels, bool kWide>
-void EncodeChoose(const Levels& levels, unsigned bits, const float* q, float* left,
+void EncodeChoose(const DitherFormat& format, const DitherScale& scale, const float* q, float* left,
                   std::size_t first, std::size_t count, const DrawKey& key, MutableBytes bytes) {
-  return left == nullptr
-             ? EncodeAs<Levels, false, kWide>(levels, bits, q, left, first, count, key, bytes)
-             : EncodeAs<Levels, true, kWide>(levels, bits, q, left, first, count, key, bytes);
+  const Levels levels(format, scale);
+  return left == nullptr ? EncodeAs<Levels, false, kWide>(levels, format.bits, q, left, first,
+                                                          count, key, bytes)
+                         : EncodeAs<Levels, true, kWide>(levels, format.bits, q, left, first, count,
+                                                         key, bytes);
 }
 
 void EncodeDither(const DitherFormat& format, const DitherScale& scale, const float* q, float* left,
                   std::size_t first, std::size_t count, const DrawKey& key, MutableBytes bytes) {
-  const auto encode = [&](const auto& levels) {
-    return format.bits > 8 ? EncodeChoose<std::decay_t<decltype(levels)>, true>(
-                                 levels, format.bits, q, left, first, count, key, bytes)
-                           : EncodeChoose<std::decay_t<decltype(levels)>, false>(
-                                 levels, format.bits, q, left, first, count, key, bytes);
-  };
-  return format.natural ? encode(Natural(format, scale)) : encode(Linear(format, scale));
+  const bool wide = format.bits > 8;
+  const auto encode =
+      format.natural
+          ? (wide ? EncodeChoose<Natural, true> : EncodeChoose<Natural, false>)
+          : (wide ? EncodeChoose<Linear<false>, true> : EncodeChoose<Linear<true>, false>);
+  encode(format, scale, q, left, first, count, key, bytes);
 }
 
 template <typename Levels, bool kAdd, bool kWide>
@@ -504,14 +556,15 @@ void DecodeAs(const Levels& levels, unsigned bits, ByteView bytes, std::size_t c
 template <bool kAdd>
 void DecodeChoose(const DitherFormat& format, float unit, ByteView bytes, std::size_t count,
                   float* out) {
-  const auto decode = [&](const auto& levels) {
-    return format.bits > 8 ? DecodeAs<std::decay_t<decltype(levels)>, kAdd, true>(
-                                 levels, format.bits, bytes, count, out)
-                           : DecodeAs<std::decay_t<decltype(levels)>, kAdd, false>(
-                                 levels, format.bits, bytes, count, out);
-  };
+  const bool wide = format.bits > 8;
   const DitherScale scale{0, unit};
-  return format.natural ? decode(Natural(format, scale)) : decode(Linear(format, scale));
+  if (format.natural) {
+    const auto decode = wide ? DecodeAs<Natural, kAdd, true> : DecodeAs<Natural, kAdd, false>;
+    return decode(Natural(format, scale), format.bits, bytes, count, out);
+  }
+  const auto decode =
+      wide ? DecodeAs<Linear<false>, kAdd, true> : DecodeAs<Linear<false>, kAdd, false>;
+  decode(Linear<false>(format, scale), format.bits, bytes, count, out);
 }
 
 void DecodeDither(const DitherFormat& format, float unit, ByteView bytes, std::size_t count,
