@@ -16,6 +16,7 @@
 #include "common/base/random.h"
 #include "compressors/codecs/half.h"
 #include "compressors/codecs/kernels.h"
+#include "compressors/codecs/sparse_kernels.h"
 
 #define GRADWIRE_CLONES \
   __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
@@ -63,10 +64,11 @@ GRADWIRE_CLONES void AddSigns(const std::uint8_t* __restrict bits, float scale, 
 }
 
 GRADWIRE_CLONES std::size_t Collect(const float* __restrict x, std::size_t n, std::uint32_t least,
-                                    std::uint32_t* __restrict out) {
+                                    std::uint32_t* __restrict indices, float* __restrict values) {
   std::size_t found = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    out[found] = static_cast<std::uint32_t>(i);
+    indices[found] = static_cast<std::uint32_t>(i);
+    values[found] = x[i];
     found += (std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffff) >= least ? 1 : 0;
   }
   return found;
@@ -116,9 +118,17 @@ void Compare(std::size_t n) {
        }},
       {"add signs, clones", [&] { AddSigns(signs, 0.5F, n, sum.data()); }},
       {"add signs, Highway", [&] { kernels::DecodeAddSigns(bytes, -0.5F, 0.5F, n, sum.data()); }},
-      {"collect 1 %, clones", [&] { (void)Collect(x.data(), n, least, words.data()); }},
+      {"collect 1 %, clones", [&] { (void)Collect(x.data(), n, least, words.data(), sum.data()); }},
       {"collect 1 %, Highway",
-       [&] { (void)kernels::CollectAtLeast(x.data(), n, least, 0, words.data()); }},
+       [&] {
+         std::size_t found = 0;
+         blocks([&](std::size_t at, std::size_t count) {
+           found += kernels::CollectAtLeast(x.data() + at, nullptr, 1, count, least,
+                                            static_cast<std::uint32_t>(at), words.data() + found,
+                                            sum.data() + found)
+                        .found;
+         });
+       }},
   };
   const int calls = static_cast<int>(std::max<std::size_t>(1, (std::size_t{1} << 24) / n));
   for (int repeat = 0; repeat < 15; ++repeat) {
