@@ -190,11 +190,11 @@ struct Linear {
       // above its whole steps is more than c, and so if it is when y is rounded up to whole units.
       // That is one more than the float before y, rounded down; the exponent multiplies by 2^17. (0
       // becomes a small number, which is 1 unit and not more than c.)
-      const VU before = hn::Add(hn::BitCast(du, y), hn::Set(du, (17U << 23) - 1));
+      const VU before = hn::Add(hn::BitCast(du, y), hn::Set(du, times_units));
       const VU units = hn::BitCast(du, Truncate(hn::BitCast(d, before)));
       // c - 2^17: what units + 1 reach the next step with, if they are more than c.
-      const VU draws = hn::Or(RoughDraws<kLow, 1>(words), hn::Set(du, 0xfffe0001));
-      return CodesOf(hn::And(hn::Sub(units, draws), hn::Set(du, 0xfffe0000)), q);
+      const VU draws = hn::Or(RoughDraws<kLow, 1>(words), hn::Set(du, all_but_draw));
+      return CodesOf(hn::And(hn::Sub(units, draws), hn::Set(du, level_mask)), q);
     } else {
       const V k = hn::Floor(y);
       const M up = hn::Gt(hn::Sub(y, k), DrawBounds(MantissaDraws<kLow>(words)));
@@ -212,6 +212,11 @@ struct Linear {
   float inverse;
   float unit;
   float limit;
+#if GRADWIRE_VECTORS
+  std::uint32_t times_units = Hidden((17U << 23) - 1);
+  std::uint32_t all_but_draw = Hidden(0xfffe0001);
+  std::uint32_t level_mask = Hidden(0xfffe0000);
+#endif
 };
 
 /// Levels at powers of two: s is the norm, each one below it half as much, 0 is 0.
@@ -462,6 +467,8 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
   constexpr std::size_t kWords = kVectors / 2;
   constexpr std::size_t kHalfGroup = kDrawGroup / 2 / N;  // vectors that take the low halves
   const Packer<kWide> packer(bits);
+  const DrawVectors draw_vectors(key);
+  const VU next = hn::Set(du, Hidden(kDrawStep * static_cast<std::uint32_t>(kStep / 2)));
   VU products[kWords];
   for (std::size_t w = 0; w < kWords; ++w) {
     products[w] = DrawProducts(static_cast<std::uint32_t>(first / 2 + w * N), key);
@@ -475,8 +482,8 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
       }
     };
     for (std::size_t w = 0; w < kWords; ++w) {
-      const VU words = DrawWords(products[w], key);
-      products[w] = hn::Add(products[w], hn::Set(du, kDrawStep * (kStep / 2)));
+      const VU words = DrawWords(products[w], draw_vectors);
+      products[w] = hn::Add(products[w], next);
       const std::size_t low = w / kHalfGroup * 2 * kHalfGroup + w % kHalfGroup;
       const std::size_t high = low + kHalfGroup;
       const V low_values = hn::LoadU(d, q + i + low * N);

@@ -91,12 +91,36 @@ HWY_INLINE std::uint32_t MaskBits(hn::Mask<DI> mask) {
   return bytes[0];
 }
 
+/// A constant that the compiler does not know. Where registers are short g++ 12 makes vectors of
+/// known ones anew in each round of a loop, with two shuffles each; others it keeps in memory,
+/// which costs next to nothing.
+HWY_INLINE std::uint32_t Hidden(std::uint32_t constant) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  asm("" : "+r"(constant));
+#endif
+  return constant;
+}
+
+/// What DrawWords multiplies and mixes with; make one before a loop.
+struct DrawVectors {
+  explicit DrawVectors(const DrawKey& key)
+      : first(hn::Set(du, Hidden(0x7feb352d))),
+        second(hn::Set(du, Hidden(0x846ca68b))),
+        k1(hn::Set(du, key.k1)) {}
+  VU first;
+  VU second;
+  VU k1;
+};
+
 /// word(c) of draws.h for each lane's c; `product` is c * kDrawStep + k0.
-HWY_INLINE VU DrawWords(VU product, const DrawKey& key) {
-  VU x = hn::Mul(hn::Xor(product, hn::ShiftRight<16>(product)), hn::Set(du, 0x7feb352d));
-  x = hn::Xor(x, hn::Set(du, key.k1));
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(du, 0x846ca68b));
+HWY_INLINE VU DrawWords(VU product, const DrawVectors& with) {
+  VU x = hn::Mul(hn::Xor(product, hn::ShiftRight<16>(product)), with.first);
+  x = hn::Xor(x, with.k1);
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), with.second);
   return hn::Xor(x, hn::ShiftRight<16>(x));
+}
+HWY_INLINE VU DrawWords(VU product, const DrawKey& key) {
+  return DrawWords(product, DrawVectors(key));
 }
 /// The products of counters first, first + 1, ...; add kDrawStep * lanes to go on.
 HWY_INLINE VU DrawProducts(std::uint32_t first, const DrawKey& key) {
