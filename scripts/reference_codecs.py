@@ -1179,10 +1179,10 @@ def main():
             faults.append(f"{name} is missing")
         elif path.read_bytes() != content:
             faults.append(f"{name} differs from what the reference makes")
-    for codec in CODECS:
-        for path in sorted((arguments.dir / codec).glob("*")):
-            if f"{codec}/{path.name}" not in contents:
-                faults.append(f"{codec}/{path.name} is not made by the reference")
+    for path in sorted(arguments.dir.rglob("*")):
+        name = path.relative_to(arguments.dir).as_posix()
+        if path.is_file() and name not in contents:
+            faults.append(f"{name} is not made by the reference")
     for fault in faults:
         print(fault, file=sys.stderr)
     print(f"{len(contents)} files checked, {len(faults)} faults")
