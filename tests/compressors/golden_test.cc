@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "common/base/bytes.h"
+#include "compressors/codecs/kernels.h"
 #include "compressors/registry.h"
 #include "tests/catch.h"
 #include "tests/compressors/codec_testing.h"
@@ -168,6 +169,18 @@ void CheckRefuse(const GoldenCase& golden) {
   CHECK(codec->DecodeAdd(payload, {}, output).code() == StatusCode::kCorruptData);
 }
 
+void Check(const GoldenCase& golden) {
+  if (golden.kind == "encode") {
+    CheckEncode(golden);
+  } else if (golden.kind == "feedback") {
+    CheckFeedback(golden);
+  } else if (golden.kind == "refuse") {
+    CheckRefuse(golden);
+  } else {
+    FAIL("unknown kind " << golden.kind);
+  }
+}
+
 TEST_CASE("golden files: codecs make and read the bytes of the reference implementation",
           "[compressors][golden]") {
   const std::vector<GoldenCase> cases = ReadCases();
@@ -179,14 +192,11 @@ TEST_CASE("golden files: codecs make and read the bytes of the reference impleme
     REQUIRE(BuiltinCompressors().Find(golden.codec()) != nullptr);
     REQUIRE(golden.spec.substr(0, golden.spec.find('(')) == golden.codec());
     kinds[golden.codec()].insert(golden.kind);
-    if (golden.kind == "encode") {
-      CheckEncode(golden);
-    } else if (golden.kind == "feedback") {
-      CheckFeedback(golden);
-    } else if (golden.kind == "refuse") {
-      CheckRefuse(golden);
-    } else {
-      FAIL("unknown kind " << golden.kind);
+    for (const std::int64_t target : kernels::AvailableTargets()) {
+      CAPTURE(kernels::TargetName(target));
+      kernels::UseTarget(target);
+      Check(golden);
+      kernels::UseTarget(0);
     }
   }
   for (const CompressorInfo& info : BuiltinCompressors().entries()) {
