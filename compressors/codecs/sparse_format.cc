@@ -112,8 +112,7 @@ IndexFormat IndexOf(const Parameters& parameters) {
   return parameters.Text("index") == "u32" ? IndexFormat::kU32 : IndexFormat::kPacked;
 }
 
-/// What is decoded at a time. Two live on the stack: while one is added, the places that the next
-/// one goes to are on their way from memory.
+/// What is decoded at a time.
 struct SparseFormat::Chunk {
   static constexpr std::size_t kCapacity = 2 * kGapBlock;
   std::size_t count = 0;
@@ -234,10 +233,10 @@ Status SparseFormat::ReadIndices(const std::byte* at, std::size_t begin, std::si
   }
 }
 
-/// Calls body(chunk) for what was kept, a checked chunk at a time, in the caller's two in turn.
+/// Calls body(chunk) for what was kept, a checked chunk at a time.
 template <bool kValues, typename Body>
 Status SparseFormat::ForEachChunk(ByteView payload, std::size_t head, std::size_t k, std::size_t n,
-                                  Chunks& chunks, Body&& body) const {
+                                  Body&& body) const {
   assert(k <= n && head <= payload.size());
   const std::size_t values_end = head + k * value_bytes_;
   if (index_ == IndexFormat::kU32) {
@@ -246,10 +245,10 @@ Status SparseFormat::ForEachChunk(ByteView payload, std::size_t head, std::size_
   } else if (payload.size() < values_end) {
     return TooShort(payload.size(), values_end, n);
   }
+  Chunk chunk;
   const std::byte* at = payload.data() + values_end;
   std::size_t next = 0;  // the lowest index that may come
-  for (std::size_t begin = 0, turn = 0; begin < k; begin += Chunk::kCapacity, turn ^= 1) {
-    Chunk& chunk = chunks[turn];
+  for (std::size_t begin = 0; begin < k; begin += Chunk::kCapacity) {
     chunk.count = std::min(Chunk::kCapacity, k - begin);
     if (index_ == IndexFormat::kU32) {
       GRADWIRE_RETURN_IF_ERROR(ReadIndices(at + begin * sizeof(std::uint32_t), begin, chunk.count,
@@ -273,16 +272,14 @@ Status SparseFormat::ForEachChunk(ByteView payload, std::size_t head, std::size_
 
 Status SparseFormat::Validate(ByteView payload, std::size_t head, std::size_t k,
                               std::size_t n) const {
-  Chunks chunks;
-  return ForEachChunk<false>(payload, head, k, n, chunks, [](const Chunk&) {});
+  return ForEachChunk<false>(payload, head, k, n, [](const Chunk&) {});
 }
 
 Status SparseFormat::Decode(ByteView payload, std::size_t head, std::size_t k,
                             std::span<float> output) const {
   std::size_t filled = 0;  // zeros go ahead of the values, so that memory is visited once
-  Chunks chunks;
   const Status status =
-      ForEachChunk<true>(payload, head, k, output.size(), chunks, [&](const Chunk& chunk) {
+      ForEachChunk<true>(payload, head, k, output.size(), [&](const Chunk& chunk) {
         const std::size_t end = std::size_t{chunk.indices[chunk.count - 1]} + 1;
         std::fill(output.data() + filled, output.data() + end, 0.0F);
         filled = end;
@@ -294,30 +291,14 @@ Status SparseFormat::Decode(ByteView payload, std::size_t head, std::size_t k,
 
 Status SparseFormat::DecodeAdd(ByteView payload, std::size_t head, std::size_t k,
                                std::span<float> accumulator) const {
-  Chunks chunks;
-  const Chunk* waiting = nullptr;  // the last one is added after the walk
-  const auto add = [&](const Chunk& chunk) {
-    for (std::size_t i = 0; i < chunk.count; ++i) {
-      accumulator[chunk.indices[i]] += chunk.values[i];
-    }
-  };
-  const Status status =
-      ForEachChunk<true>(payload, head, k, accumulator.size(), chunks, [&](const Chunk& chunk) {
-        for (std::size_t i = 0; i < chunk.count; ++i) {
-          if (accumulator.size() > (1u << 22))
-            __builtin_prefetch(accumulator.data() + chunk.indices[i], 1);
-        }
-        if (waiting != nullptr) add(*waiting);
-        waiting = &chunk;
-      });
-  if (waiting != nullptr) add(*waiting);
-  return status;
+  return ForEachChunk<true>(payload, head, k, accumulator.size(), [&](const Chunk& chunk) {
+    for (std::size_t i = 0; i < chunk.count; ++i) accumulator[chunk.indices[i]] += chunk.values[i];
+  });
 }
 
 void SparseFormat::DecodeAddRange(ByteView payload, std::size_t head, std::size_t k, std::size_t n,
                                   std::size_t offset, std::span<float> accumulator) const {
-  Chunks chunks;
-  const Status status = ForEachChunk<true>(payload, head, k, n, chunks, [&](const Chunk& chunk) {
+  const Status status = ForEachChunk<true>(payload, head, k, n, [&](const Chunk& chunk) {
     for (std::size_t i = 0; i < chunk.count; ++i) {
       const std::size_t index = chunk.indices[i];
       if (index >= offset && index - offset < accumulator.size()) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -80,11 +79,9 @@ class SparseFormat {
 
  private:
   struct Chunk;
-  /// Two, since one may be worked on while the next is read.
-  using Chunks = std::array<Chunk, 2>;
   template <bool kValues, typename Body>
   Status ForEachChunk(ByteView payload, std::size_t head, std::size_t k, std::size_t n,
-                      Chunks& chunks, Body&& body) const;
+                      Body&& body) const;
   Status ReadGaps(ByteView payload, const std::byte*& at, std::size_t begin, std::size_t count,
                   std::size_t k, std::size_t n, std::size_t& next, std::uint32_t* indices) const;
   Status ReadIndices(const std::byte* at, std::size_t begin, std::size_t count, std::size_t k,

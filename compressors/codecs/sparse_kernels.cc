@@ -60,6 +60,27 @@ inline std::uint32_t AbsBits(float value) {
   return std::bit_cast<std::uint32_t>(value) & 0x7fffffff;
 }
 
+#if GRADWIRE_VECTORS
+/// Appends index and value of the set bits of 64 elements; returns how many. Writes whole vectors,
+/// no further than those of 64 elements that all pass.
+HWY_INLINE std::size_t CompressGroup(const float* q, std::uint64_t word, std::uint32_t base,
+                                     std::uint32_t* HWY_RESTRICT indices,
+                                     float* HWY_RESTRICT values) {
+  std::size_t found = 0;
+  VU own = hn::Add(hn::Iota(du, 0), hn::Set(du, base));
+  for (std::size_t v = 0; v < 64; v += N) {
+    const std::uint64_t here = word >> v & ((std::uint64_t{1} << N) - 1);
+    std::uint8_t bytes[8];
+    StoreLe(bytes, here);
+    hn::StoreU(hn::Compress(own, hn::LoadMaskBits(du, bytes)), du, indices + found);
+    hn::StoreU(hn::Compress(hn::LoadU(d, q + v), hn::LoadMaskBits(d, bytes)), d, values + found);
+    found += static_cast<std::size_t>(hwy::PopCount(here));
+    own = hn::Add(own, hn::Set(du, static_cast<std::uint32_t>(N)));
+  }
+  return found;
+}
+#endif
+
 template <bool kFeedback>
 Collected CollectAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
                     std::size_t count, std::uint32_t threshold_bits, std::uint32_t base,
@@ -112,6 +133,12 @@ Collected CollectAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residua
         values[to] = q[at];
         word &= word - 1;
       };
+      constexpr std::size_t kDense = 12;  // from here on compressing vectors is faster
+      if (here >= kDense) {
+        found += CompressGroup(q + i, words[group], base + static_cast<std::uint32_t>(i),
+                               indices + found, values + found);
+        continue;
+      }
       // Two without asking: of 1 % one word in thirty has more.
       constexpr std::size_t kUnasked = 2;
       for (std::size_t to = 0; to < kUnasked; ++to) take(found + to);
