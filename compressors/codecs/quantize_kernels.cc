@@ -126,9 +126,12 @@ std::uint32_t LargestMagnitudeAs(const float* HWY_RESTRICT input,
 #if GRADWIRE_VECTORS
   // Bits of absolute values are ordered like the values; NaN comes after infinity.
   const V weight = hn::Set(d, alpha);
+  constexpr std::size_t kUnrolled = 4;
   VI all = hn::Zero(di);
-  for (; i + N <= count; i += N) {
-    all = hn::Max(all, MagnitudeBits(LoadQ<kFeedback>(input, residual, weight, i)));
+  for (; i + kUnrolled * N <= count; i += kUnrolled * N) {
+    for (std::size_t v = 0; v < kUnrolled; ++v) {
+      all = hn::Max(all, MagnitudeBits(LoadQ<kFeedback>(input, residual, weight, i + v * N)));
+    }
   }
   largest = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, all)));
 #endif
@@ -459,12 +462,11 @@ Moments MeasureMoments(const float* input, float* residual, float alpha, std::si
 }
 
 template <bool kFeedback>
-void EncodeTritsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float limit,
-                   float inverse, float scale, const DrawKey& key, std::size_t first,
-                   std::size_t count, std::byte* HWY_RESTRICT trits) {
+void EncodeTritsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float inverse,
+                   float scale, const DrawKey& key, std::size_t first, std::size_t count,
+                   std::byte* HWY_RESTRICT trits) {
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
-  const V limits = hn::Set(d, limit);
   const V inverses = hn::Set(d, inverse);
   const V scales = hn::Set(d, scale);
   Draws all_draws(first, key);
@@ -475,13 +477,12 @@ void EncodeTritsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual
     for (std::size_t v = 0; v < Draws::kVectors; ++v) {
       const std::size_t at = i + v * N;
       const V q = hn::LoadU(d, (kFeedback ? residual : input) + at);
-      const V p = hn::Mul(hn::Min(hn::Abs(q), limits), inverses);
+      const V p = hn::Mul(hn::Abs(q), inverses);
       const M sent = hn::Gt(p, DrawBounds(draws[v]));
-      const VU signs = SignsOf(q);
-      const VU trit = hn::Add(hn::Set(du, 1), hn::ShiftRight<31>(signs));
+      const VU trit = hn::Add(hn::Set(du, 1), hn::ShiftRight<31>(hn::BitCast(du, q)));
       packed[v % kPacked] = hn::IfThenElseZero(hn::RebindMask(du, sent), trit);
       if constexpr (kFeedback) {
-        const V value = hn::Or(scales, hn::BitCast(d, signs));
+        const V value = hn::Or(scales, hn::BitCast(d, SignsOf(q)));
         hn::StoreU(hn::Sub(q, hn::IfThenElseZero(sent, value)), d, residual + at);
       }
       if (v % kPacked == kPacked - 1) StoreLowBytes(packed, trits + i + (v + 1 - kPacked) * N);
@@ -490,19 +491,18 @@ void EncodeTritsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual
 #endif
   for (; i < count; ++i) {
     const float q = kFeedback ? residual[i] : input[i];
-    const float p = std::min(std::fabs(q), limit) * inverse;
+    const float p = std::fabs(q) * inverse;
     const bool sent = p > DrawBound(Draw16(first + i, key));
     trits[i] = !sent ? std::byte{0} : std::signbit(q) ? std::byte{2} : std::byte{1};
     if constexpr (kFeedback) residual[i] = q - (sent ? std::copysign(scale, q) : 0.0F);
   }
 }
 
-void EncodeTrits(const float* input, float* residual, float limit, float inverse, float scale,
+void EncodeTrits(const float* input, float* residual, float inverse, float scale,
                  const DrawKey& key, std::size_t first, std::size_t count, std::byte* trits) {
-  return residual == nullptr ? EncodeTritsAs<false>(input, residual, limit, inverse, scale, key,
-                                                    first, count, trits)
-                             : EncodeTritsAs<true>(input, residual, limit, inverse, scale, key,
-                                                   first, count, trits);
+  return residual == nullptr
+             ? EncodeTritsAs<false>(input, residual, inverse, scale, key, first, count, trits)
+             : EncodeTritsAs<true>(input, residual, inverse, scale, key, first, count, trits);
 }
 
 // ----------------------------------------------------------------------------------------- twobit
@@ -672,10 +672,10 @@ Moments MeasureMoments(const float* input, float* residual, float alpha, std::si
   return HWY_DYNAMIC_DISPATCH(MeasureMoments)(input, residual, alpha, count);
 }
 
-void EncodeTrits(const float* input, float* residual, float limit, float inverse, float scale,
+void EncodeTrits(const float* input, float* residual, float inverse, float scale,
                  const DrawKey& key, std::size_t first, std::size_t count, std::byte* trits) {
   HWY_DYNAMIC_DISPATCH(EncodeTrits)
-  (input, residual, limit, inverse, scale, key, first, count, trits);
+  (input, residual, inverse, scale, key, first, count, trits);
 }
 
 TwobitResult EncodeTwobit(const float* input, float* residual, float alpha, float theta,

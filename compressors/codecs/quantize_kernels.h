@@ -51,9 +51,10 @@ struct Moments {
 /// Of a block of at most kBlockElements; residual <- q where q is finite.
 Moments MeasureMoments(const float* input, float* residual, float alpha, std::size_t count);
 
-/// trits[i] = 0, 1 for + or 2 for -: not 0 where min(|q|, limit) * inverse > U. Here q is the
-/// input, or the residual if that is not null: then residual <- q - scale * sign.
-void EncodeTrits(const float* input, float* residual, float limit, float inverse, float scale,
+/// trits[i] = 0, 1 for + or 2 for -: not 0 where |q| * inverse > U. What is to be clipped to scale
+/// need not be: it is above every U as it is. Here q is the input, or the residual if that is not
+/// null: then residual <- q - scale * sign.
+void EncodeTrits(const float* input, float* residual, float inverse, float scale,
                  const DrawKey& key, std::size_t first, std::size_t count, std::byte* trits);
 /// Five trits a byte, the first one the lowest digit in base 3.
 /// Shapes: trits[5 * num_bytes], readable for kTritSlack bytes more.

@@ -103,8 +103,8 @@ class TerngradCodec final : public Compressor {
     TritPacker packer(output.data() + sizeof(float));
     ForEachBlock(n, [&](std::size_t offset, std::size_t count) {
       const float* const q = e == nullptr ? input.Block(offset, count) : nullptr;
-      kernels::EncodeTrits(q, e == nullptr ? nullptr : e + offset, limit, inverse, scale, key,
-                           offset, count, packer.next());
+      kernels::EncodeTrits(q, e == nullptr ? nullptr : e + offset, inverse, scale, key, offset,
+                           count, packer.next());
       packer.Add(count);
     });
     packer.Finish();
