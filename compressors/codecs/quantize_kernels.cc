@@ -85,7 +85,7 @@ class Draws {
  public:
   static constexpr std::size_t kVectors = kDrawn / N;
 
-  HWY_INLINE Draws(std::size_t first, const DrawKey& key) : key_(key) {
+  HWY_INLINE Draws(std::size_t first, const DrawKey& key) : with_(key) {
     for (std::size_t v = 0; v < kWords; ++v) {
       products_[v] = DrawProducts(static_cast<std::uint32_t>(first / 2 + v * N), key);
     }
@@ -94,7 +94,7 @@ class Draws {
   HWY_INLINE void Next(VU (&draws)[kVectors]) {
     constexpr std::size_t kHalf = kDrawGroup / 2 / N;  // vectors of a group's low halves
     for (std::size_t v = 0; v < kWords; ++v) {
-      const VU words = DrawWords(products_[v], key_);
+      const VU words = DrawWords(products_[v], with_);
       products_[v] = hn::Add(products_[v], hn::Set(du, kDrawStep * (kDrawn / 2)));
       const std::size_t at = v / kHalf * 2 * kHalf + v % kHalf;
       draws[at] = hn::And(words, hn::Set(du, 0xffff));
@@ -104,7 +104,7 @@ class Draws {
 
  private:
   static constexpr std::size_t kWords = kVectors / 2;
-  const DrawKey key_;
+  const DrawVectors with_;
   VU products_[kWords];
 };
 
