@@ -290,6 +290,51 @@ TEST_CASE("feedback is resolved for each direction", "[plan][unit]") {
   }
 }
 
+TEST_CASE("the same summable compressor both ways leaves nothing over on the server",
+          "[plan][unit]") {
+  const auto downlink_feedback = [](const char* up, const char* down, FeedbackMode mode) {
+    PlanOptions options = Options(up, down);
+    options.compression.downlink.feedback = mode;
+    return Made({Tensor("w", {100000})}, options).units[0].phases[0].downlink_feedback;
+  };
+  CHECK(downlink_feedback("randomk", "randomk", FeedbackMode::kAuto) == Feedback::kNone);
+  CHECK(downlink_feedback("randomk", "randomk", FeedbackMode::kEf) == Feedback::kEf);
+  CHECK(downlink_feedback("randomk", "randomk(ratio=0.1)", FeedbackMode::kAuto) == Feedback::kEf);
+  CHECK(downlink_feedback("none", "randomk", FeedbackMode::kAuto) == Feedback::kEf);
+  CHECK(downlink_feedback("topk", "topk", FeedbackMode::kAuto) == Feedback::kEf);
+}
+
+TEST_CASE("feedback that could grow for ever is refused by name, with the bound", "[plan][unit]") {
+  const std::vector<TensorDeclaration> batch = {Tensor("w", {300, 1000})};
+  for (const bool down : {false, true}) {
+    for (const std::string written :
+         {"terngrad", "dithering(bits=5)", "dithering(bits=3,levels=natural,norm=l2)"}) {
+      PlanOptions options = Options("none", "none");
+      LinkCompression& link = down ? options.compression.downlink : options.compression.uplink;
+      link = Link(written, FeedbackMode::kEf);
+      const auto plan = ExtendPlan(EmptyPlan(options), batch, options, BuiltinCompressors());
+      CAPTURE(written, down, plan.status().ToString());
+      REQUIRE(plan.status().code() == StatusCode::kInvalidArgument);
+      for (const std::string part :
+           {std::string("'w'"), std::string(down ? "downlink" : "uplink"), written,
+            std::string("262144 elements"), std::string("expected below 1")}) {
+        CHECK(plan.status().message().find(part) != std::string::npos);
+      }
+      link.feedback = FeedbackMode::kAuto;
+      CHECK(ExtendPlan(EmptyPlan(options), batch, options, BuiltinCompressors()).ok());
+    }
+    // Where the bound is below 1 it may be had.
+    for (const std::string written : {"natural", "int8(stochastic=true)", "dithering(bits=16)"}) {
+      PlanOptions options = Options("none", "none");
+      (down ? options.compression.downlink : options.compression.uplink) =
+          Link(written, FeedbackMode::kEf);
+      const auto plan = ExtendPlan(EmptyPlan(options), batch, options, BuiltinCompressors());
+      CAPTURE(written, down, plan.status().ToString());
+      CHECK(plan.ok());
+    }
+  }
+}
+
 TEST_CASE("integers and broadcasts go as none, floats of any size are compressed", "[plan][unit]") {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
                             DType::kInt8, DType::kUInt8, DType::kInt32, DType::kInt64}) {
