@@ -133,6 +133,8 @@ struct CompressorTraits {
   bool fixed_size = true;
   /// DecodeAddRange is cheap for any block; otherwise only whole units are decoded.
   bool block_access = true;
+  /// Without a residual Encode reads its source twice (first for a norm of all of it).
+  bool reads_twice = false;
   /// What `feedback: auto` means for this compressor.
   bool feedback_by_default = false;
 };

@@ -27,7 +27,7 @@ class SumSource final : public BlockSource {
     exact_inverse_ = std::has_single_bit(input.contributions.size());
   }
 
-  // Sparse codecs are added over the whole unit first, touching only what they kept.
+  // Of the whole unit first: sparse codecs touch only what they kept.
   Status AddWhole() {
     for (std::size_t rank = 0; rank < input_.contributions.size(); ++rank) {
       GRADWIRE_RETURN_IF_ERROR(input_.uplink->DecodeAdd(input_.contributions[rank].payload.bytes,
@@ -220,7 +220,9 @@ Result<ReduceOutput> Reduce(const ReduceInput& input, BufferPool& pool) {
   }
 
   const std::size_t n = input.unit->num_elements;
-  const bool by_block = input.uplink->traits().block_access;
+  // A source that is read twice would be decoded twice.
+  const bool by_block = input.uplink->traits().block_access &&
+                        !(input.residual == nullptr && input.downlink->traits().reads_twice);
   SumSource source(input, by_block ? PooledBuffer() : pool.Acquire(n * sizeof(float)));
   if (!by_block) GRADWIRE_RETURN_IF_ERROR(source.AddWhole());
 

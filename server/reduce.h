@@ -45,7 +45,8 @@ struct ReduceOutput {
 /// Closes a round: adds the contributions in rank order from +0.0, divides once for an average,
 /// adds the residual (brought to the scale of
 /// the round before), and encodes once. One pass, block by block in the first-level cache, where
-/// the uplink codec gives access to blocks; through a whole-unit accumulator otherwise. Same bits.
+/// the uplink codec gives access to blocks and the downlink codec reads once; through a whole-unit
+/// accumulator otherwise. Same bits.
 /// A broadcast returns a copy of the root's payload.
 /// Errors: InvalidArgument naming the overflow of an integer sum, or a broadcast with no root or
 /// two. Internal if a codec refuses.

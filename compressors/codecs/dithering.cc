@@ -32,6 +32,7 @@ class DitheringCodec final : public Compressor {
   CompressorTraits traits() const override {
     CompressorTraits traits;
     traits.compressor_class = CompressorClass::kUnbiased;
+    traits.reads_twice = true;
     return traits;
   }
 

@@ -66,6 +66,7 @@ class TerngradCodec final : public Compressor {
   CompressorTraits traits() const override {
     CompressorTraits traits;
     traits.compressor_class = CompressorClass::kUnbiased;
+    traits.reads_twice = true;
     return traits;
   }
 

@@ -390,6 +390,13 @@ TEST_CASE("codecs read their source block by block and keep no pointer into it",
     output.resize(encoded->payload_bytes);
     REQUIRE(output == coded.payload);
     REQUIRE(Bits(Explicit(codec, other)) == Bits(Explicit(codec, residual)));
+    const std::size_t blocks = (x.size() + kBlockElements - 1) / kBlockElements;
+    // Some look at a few blocks beforehand.
+    REQUIRE(source.calls <= blocks + blocks / 2);
+    source.calls = 0;
+    output.resize(codec.MaxEncodedSize(x.size()));
+    REQUIRE(codec.Encode(source, x.size(), {}, nullptr, output).ok());
+    if (codec.traits().reads_twice) REQUIRE(source.calls == 2 * blocks);
   });
 }
 
