@@ -147,6 +147,10 @@ HWY_INLINE V DrawBounds(VU mantissas) {
 HWY_INLINE VU CodesOf(VU level_bits, V q) {
   return hn::Or(level_bits, hn::ShiftRight<15>(hn::BitCast(du, q)));
 }
+/// The same where a mask leaves the level of `level_bits`.
+HWY_INLINE VU CodesOf(VU level_bits, VU mask, V q) {
+  return hn::OrAnd(hn::ShiftRight<15>(hn::BitCast(du, q)), level_bits, mask);
+}
 
 HWY_INLINE V WithSign(V magnitude, VU code) {
   return hn::Xor(magnitude, hn::BitCast(d, hn::ShiftLeft<31>(code)));
@@ -184,8 +188,10 @@ struct Linear {
 #if GRADWIRE_VECTORS
   template <bool kLow>
   HWY_INLINE VU Codes(V q, VU words) const {
-    const V y = hn::Min(hn::Mul(hn::Abs(q), hn::Set(d, inverse)), hn::Set(d, limit));
+    V y = hn::Mul(hn::Abs(q), hn::Set(d, inverse));
     if constexpr (kFew) {
+      // |q| is at most the norm, so y is above the limit by one unit of its last place at most, or
+      // by 2^-22: not more than the least U, 2^-17. It need not be clamped.
       // In units of 2^-17, of which y has fewer than 2^24, U is c = 2 u + 1; y rounds up if what is
       // above its whole steps is more than c, and so if it is when y is rounded up to whole units.
       // That is one more than the float before y, rounded down; the exponent multiplies by 2^17. (0
@@ -194,8 +200,9 @@ struct Linear {
       const VU units = hn::BitCast(du, Truncate(hn::BitCast(d, before)));
       // c - 2^17: what units + 1 reach the next step with, if they are more than c.
       const VU draws = hn::Or(RoughDraws<kLow, 1>(words), hn::Set(du, all_but_draw));
-      return CodesOf(hn::And(hn::Sub(units, draws), hn::Set(du, level_mask)), q);
+      return CodesOf(hn::Sub(units, draws), hn::Set(du, level_mask), q);
     } else {
+      y = hn::Min(y, hn::Set(d, limit));
       const V k = hn::Floor(y);
       const M up = hn::Gt(hn::Sub(y, k), DrawBounds(MantissaDraws<kLow>(words)));
       const V level = hn::Add(k, hn::IfThenElseZero(up, hn::Set(d, 1.0F)));
@@ -299,6 +306,10 @@ class Packer {
       const std::size_t from = part % kBlocks * kParts + part / kBlocks;
       lanes_[lane] = static_cast<std::uint32_t>(from * kLanesOfPart + lane % kLanesOfPart);
     }
+    for (std::size_t byte = 0; byte < 4 * N; ++byte) {
+      const std::size_t at = byte % 16;  // what is behind two words is not used
+      together_[byte] = static_cast<std::uint8_t>((at < bits ? at : at - bits + 8) % 16);
+    }
   }
 
   HWY_INLINE void Store(const VU* codes, std::byte* to) const {
@@ -335,45 +346,90 @@ class Packer {
     return bytes;
   }
 
+  /// Codes of 16 bits are in order already, narrower ones are brought together.
   HWY_INLINE void StorePart(V8 codes, std::byte* to) const {
-    const D64 d64;
     if (bits_ == (kWide ? 16 : 8)) {
       hn::StoreU(codes, D8(), reinterpret_cast<std::uint8_t*>(to));
-      return;
+    } else if constexpr (kWide) {
+      StoreWide(hn::BitCast(du, codes), to);
+    } else {
+      StoreNarrow(codes, to);
     }
-    VU pairs = hn::BitCast(du, codes);
-    unsigned width = bits_;
-    if constexpr (!kWide) {
-      const D16s d16s;
-      const auto both = hn::BitCast(d16s, codes);
-      const auto too_far =
-          hn::Set(d16s, static_cast<std::uint16_t>(256U - (1U << bits_)));  // 2^8 - 2^bits
-      pairs = hn::BitCast(du, hn::Sub(both, hn::Mul(hn::ShiftRight<8>(both), too_far)));
-      width = 2 * bits_;
-    }
+  }
+
+  HWY_INLINE void StoreWide(VU pairs, std::byte* to) const {
+    const D64 d64;
     const VU quads = hn::Or(hn::And(pairs, hn::Set(du, 0xffff)),
-                            hn::Shl(hn::ShiftRight<16>(pairs), hn::Set(du, width)));
+                            hn::Shl(hn::ShiftRight<16>(pairs), hn::Set(du, bits_)));
     const auto halves = hn::BitCast(d64, quads);
     const auto words = hn::Or(hn::And(halves, hn::Set(d64, 0xffffffff)),
-                              hn::Shl(hn::ShiftRight<32>(halves), hn::Set(d64, 2 * width)));
+                              hn::Shl(hn::ShiftRight<32>(halves), hn::Set(d64, 2 * bits_)));
     HWY_ALIGN std::uint64_t stored[N / 2];
     hn::Store(words, d64, stored);
-    if constexpr (kWide) {
-      for (std::size_t w = 0; w < N / 2; w += 2) {
-        StoreLe(to, stored[w] | stored[w + 1] << (4 * bits_));
-        StoreLe(to + 8, stored[w + 1] >> (64 - 4 * bits_));
-        to += bits_;
-      }
+    for (std::size_t w = 0; w < N / 2; w += 2) {
+      StoreLe(to, stored[w] | stored[w + 1] << (4 * bits_));
+      StoreLe(to + 8, stored[w + 1] >> (64 - 4 * bits_));
+      to += bits_;
+    }
+  }
+
+  /// Two codes are in a lane of 16 bits, then four in one of 32 and eight in one of 64: the lower
+  /// half of a lane is shifted up to the higher one, and both down.
+  HWY_INLINE void StoreNarrow(V8 codes, std::byte* to) const {
+    const D16s d16s;
+    const D64 d64;
+    const auto gaps = static_cast<int>(8 - bits_);
+    const V16 pairs = MergeBytes(codes);
+    const auto up16 = hn::BitCast(d16s, hn::Set(du, 1U << 16 | 1U << (2 * gaps)));
+    const VU quads = hn::ShiftRightSame(hn::BitCast(du, hn::Mul(pairs, up16)), 2 * gaps);
+    const VU up32 = hn::BitCast(du, hn::Set(d64, static_cast<std::uint64_t>(4 * gaps)));
+    const auto words = hn::ShiftRightSame(hn::BitCast(d64, hn::Shl(quads, up32)), 4 * gaps);
+    // Each 16 bytes hold two words of `bits` bytes.
+    const V8 bytes = hn::TableLookupBytes(hn::BitCast(D8(), words), hn::Load(D8(), together_));
+    StoreBlocks(bytes, to);
+  }
+
+  /// Lanes of a code and, 8 bits above it, another one -> the latter right above the former.
+  HWY_INLINE V16 MergeBytes(V8 codes) const {
+    const D16s d16s;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+    const auto weights =
+        hn::BitCast(D8(), hn::Set(d16s, static_cast<std::uint16_t>(1U | 256U << bits_)));
+#if HWY_TARGET <= HWY_AVX3
+    return V16{_mm512_maddubs_epi16(weights.raw, codes.raw)};
+#else
+    return V16{_mm256_maddubs_epi16(weights.raw, codes.raw)};
+#endif
+#else
+    const auto both = hn::BitCast(d16s, codes);
+    const auto too_far = hn::Set(d16s, static_cast<std::uint16_t>(256U - (1U << bits_)));
+    return hn::Sub(both, hn::Mul(hn::ShiftRight<8>(both), too_far));
+#endif
+  }
+
+  /// Writes 2 * bits bytes of each 16.
+  HWY_INLINE void StoreBlocks(V8 v, std::byte* to) const {
+    const auto store = [&](auto block, std::size_t index) HWY_ATTR {
+      hn::StoreU(block, hn::Full128<std::uint8_t>(),
+                 reinterpret_cast<std::uint8_t*>(to + 2 * bits_ * index));
+    };
+    const auto store_two = [&](auto blocks, std::size_t index) HWY_ATTR {
+      store(hn::LowerHalf(blocks), index);
+      store(hn::UpperHalf(hn::Full128<std::uint8_t>(), blocks), index + 1);
+    };
+    if constexpr (N == 4) {
+      store(v, 0);
+    } else if constexpr (N == 8) {
+      store_two(v, 0);
     } else {
-      for (std::size_t w = 0; w < N / 2; ++w) {
-        StoreLe(to, stored[w]);
-        to += bits_;
-      }
+      store_two(hn::LowerHalf(v), 0);
+      store_two(hn::UpperHalf(hn::Half<D8>(), v), 2);
     }
   }
 
   const unsigned bits_;
   HWY_ALIGN std::uint32_t lanes_[N];
+  HWY_ALIGN std::uint8_t together_[4 * N];
 };
 
 /// Takes codes out of their bytes. A code lies in 4 bytes from the one that it begins in: these are

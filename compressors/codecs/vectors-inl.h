@@ -106,17 +106,16 @@ struct DrawVectors {
   explicit DrawVectors(const DrawKey& key)
       : first(hn::Set(du, Hidden(0x7feb352d))),
         second(hn::Set(du, Hidden(0x846ca68b))),
-        k1(hn::Set(du, key.k1)) {}
+        k1(hn::Set(du, key.k1 ^ key.k1 >> 15)) {}
   VU first;
   VU second;
-  VU k1;
+  VU k1;  // and its share of the shift that follows it
 };
 
 /// word(c) of draws.h for each lane's c; `product` is c * kDrawStep + k0.
 HWY_INLINE VU DrawWords(VU product, const DrawVectors& with) {
   VU x = hn::Mul(hn::Xor(product, hn::ShiftRight<16>(product)), with.first);
-  x = hn::Xor(x, with.k1);
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), with.second);
+  x = hn::Mul(hn::Xor3(hn::ShiftRight<15>(x), x, with.k1), with.second);
   return hn::Xor(x, hn::ShiftRight<16>(x));
 }
 HWY_INLINE VU DrawWords(VU product, const DrawKey& key) {
