@@ -51,6 +51,17 @@ HWY_INLINE VI MagnitudeBits(V q) {
 /// Vectors whose elements become bytes together, so that a whole vector of bytes is stored.
 constexpr std::size_t kPacked = 4;
 
+/// Lanes in which each 16 bytes hold four elements of each of four vectors -> the vectors' elements
+/// one after the other.
+HWY_INLINE VU FromBlocks(VU blocks) {
+  if constexpr (N == 4) return blocks;
+  HWY_ALIGN std::uint32_t lanes[N];
+  for (std::size_t lane = 0; lane < N; ++lane) {
+    lanes[lane] = static_cast<std::uint32_t>(lane % (N / 4) * 4 + lane / (N / 4));
+  }
+  return hn::TableLookupLanes(blocks, hn::SetTableIndices(du, lanes));
+}
+
 /// Writes the lowest byte of each lane of four vectors, in order.
 HWY_INLINE void StoreLowBytes(const VU (&v)[kPacked], std::byte* to) {
   const hn::Repartition<std::uint16_t, D> dw;
@@ -65,16 +76,29 @@ HWY_INLINE void StoreLowBytes(const VU (&v)[kPacked], std::byte* to) {
                                                           1, 5, 9, 13, 3, 7, 11, 15};
   const auto order = hn::LoadDup128(db, kOrder);
   auto bytes = hn::TableLookupBytes(hn::BitCast(db, hn::Or(low, high)), order);
-  if constexpr (N > 4) {
-    // In order inside of 16 bytes; now across them.
-    HWY_ALIGN std::uint32_t lanes[N];
-    for (std::size_t lane = 0; lane < N; ++lane) {
-      lanes[lane] = static_cast<std::uint32_t>(lane % (N / 4) * 4 + lane / (N / 4));
-    }
-    bytes = hn::BitCast(
-        db, hn::TableLookupLanes(hn::BitCast(du, bytes), hn::SetTableIndices(du, lanes)));
-  }
+  bytes = hn::BitCast(db, FromBlocks(hn::BitCast(du, bytes)));
   hn::StoreU(bytes, db, reinterpret_cast<std::uint8_t*>(to));
+}
+
+using DW = hn::Repartition<std::uint16_t, D>;
+
+/// The sign bit of each lane of four vectors, in order, as the top bit of a byte; the other bits
+/// may be anything.
+HWY_INLINE hn::Vec<DW> SignBytes(const V (&v)[kPacked]) {
+  const DW dw;
+  const hn::RepartitionToNarrow<DI> dn;
+  const hn::Repartition<std::int8_t, D> db;
+  const auto low = hn::ReorderDemote2To(dn, hn::BitCast(di, v[0]), hn::BitCast(di, v[1]));
+  const auto high = hn::ReorderDemote2To(dn, hn::BitCast(di, v[2]), hn::BitCast(di, v[3]));
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  const hn::Vec<decltype(db)> bytes{_mm512_packs_epi16(low.raw, high.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  const hn::Vec<decltype(db)> bytes{_mm256_packs_epi16(low.raw, high.raw)};
+#else
+  const hn::Half<decltype(db)> half;
+  const auto bytes = hn::Combine(db, hn::DemoteTo(half, high), hn::DemoteTo(half, low));
+#endif
+  return hn::BitCast(dw, FromBlocks(hn::BitCast(du, bytes)));
 }
 
 /// Elements that are drawn for and stored together: one group of draws or more.
@@ -111,7 +135,7 @@ class Draws {
 /// U(i) of u(i): no step of it rounds.
 HWY_INLINE V DrawBounds(VU draws) {
   const V u = hn::ConvertTo(d, hn::BitCast(di, draws));
-  return hn::Add(hn::Mul(u, hn::Set(d, 0x1.0p-16F)), hn::Set(d, 0x1.0p-17F));
+  return hn::MulAdd(u, hn::Set(d, 0x1.0p-16F), hn::Set(d, 0x1.0p-17F));
 }
 #endif
 
@@ -470,22 +494,29 @@ void EncodeTritsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual
   const V inverses = hn::Set(d, inverse);
   const V scales = hn::Set(d, scale);
   Draws all_draws(first, key);
-  VU packed[kPacked];
+  const DW dw;
+  const auto ones = hn::Set(dw, 0x0101);
+  V values[kPacked];
+  V unsent[kPacked];  // U - p: negative where p is above, since no difference rounds to 0
   for (; i + kDrawn <= count; i += kDrawn) {
     VU draws[Draws::kVectors];
     all_draws.Next(draws);
     for (std::size_t v = 0; v < Draws::kVectors; ++v) {
       const std::size_t at = i + v * N;
       const V q = hn::LoadU(d, (kFeedback ? residual : input) + at);
-      const V p = hn::Mul(hn::Abs(q), inverses);
-      const M sent = hn::Gt(p, DrawBounds(draws[v]));
-      const VU trit = hn::Add(hn::Set(du, 1), hn::ShiftRight<31>(hn::BitCast(du, q)));
-      packed[v % kPacked] = hn::IfThenElseZero(hn::RebindMask(du, sent), trit);
+      const V left = hn::Sub(DrawBounds(draws[v]), hn::Mul(hn::Abs(q), inverses));
       if constexpr (kFeedback) {
+        const M sent = hn::RebindMask(d, SignBits(left));
         const V value = hn::Or(scales, hn::BitCast(d, SignsOf(q)));
         hn::StoreU(hn::Sub(q, hn::IfThenElseZero(sent, value)), d, residual + at);
       }
-      if (v % kPacked == kPacked - 1) StoreLowBytes(packed, trits + i + (v + 1 - kPacked) * N);
+      values[v % kPacked] = q;
+      unsent[v % kPacked] = left;
+      if (v % kPacked == kPacked - 1) {
+        const auto sent = hn::And(hn::ShiftRight<7>(SignBytes(unsent)), ones);
+        const auto negative = hn::And(hn::ShiftRight<7>(SignBytes(values)), sent);
+        StoreBytes(dw, hn::Add(sent, negative), trits + i + (v + 1 - kPacked) * N);
+      }
     }
   }
 #endif
@@ -503,6 +534,44 @@ void EncodeTrits(const float* input, float* residual, float inverse, float scale
   return residual == nullptr
              ? EncodeTritsAs<false>(input, residual, inverse, scale, key, first, count, trits)
              : EncodeTritsAs<true>(input, residual, inverse, scale, key, first, count, trits);
+}
+
+void PackTrits(const std::byte* HWY_RESTRICT trits, std::size_t num_bytes,
+               std::byte* HWY_RESTRICT out) {
+  std::size_t b = 0;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  // A lane of 64 bits has the trits of a byte: multiplied and added by twos, then all added. Each
+  // 16 bytes of `bytes` become 16 bytes of the output, two of them at a time, the last ones first.
+  constexpr std::size_t kStep = 32;
+  constexpr std::size_t kReadBehind = 2;  // bytes whose trits may be read behind a step
+  const __m256i spread = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 2, 3, 4, -1, -1, -1, 5, 6, 7, 8, 9, -1, -1, -1));
+  const __m256i in_order = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
+  const __m256i weights = _mm256_set1_epi64x(0x511b090301);  // 81, 27, 9, 3, 1
+  const auto load = [](const std::byte* from) HWY_ATTR {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  };
+  for (; b + kStep + kReadBehind <= num_bytes; b += kStep) {
+    __m256i bytes = _mm256_setzero_si256();
+    for (std::size_t two = kStep / 2; two > 0; two -= 2) {
+      const std::byte* const from = trits + 5 * (b + two - 2);
+      const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(load(from)),
+                                                   load(from + 5 * kStep / 2), 1);
+      const __m256i sums = _mm256_maddubs_epi16(_mm256_shuffle_epi8(both, spread), weights);
+      bytes = _mm256_or_si256(_mm256_slli_epi64(bytes, 8),
+                              _mm256_sad_epu8(sums, _mm256_setzero_si256()));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + b), _mm256_shuffle_epi8(bytes, in_order));
+  }
+#endif
+  // Byte 4 of the product is t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4: the bytes below it stay below 256,
+  // and what follows the five trits only gets into the bytes above.
+  constexpr std::uint64_t kWeights = 81 | 27U << 8 | 9U << 16 | 3U << 24 | std::uint64_t{1} << 32;
+  for (; b < num_bytes; ++b) {
+    const std::uint64_t product = LoadLe<std::uint64_t>(trits + 5 * b) * kWeights;
+    out[b] = static_cast<std::byte>(product >> 32 & 0xff);
+  }
 }
 
 // ----------------------------------------------------------------------------------------- twobit
@@ -631,6 +700,7 @@ HWY_EXPORT(DecodeNatural);
 HWY_EXPORT(DecodeAddNatural);
 HWY_EXPORT(MeasureMoments);
 HWY_EXPORT(EncodeTrits);
+HWY_EXPORT(PackTrits);
 HWY_EXPORT(EncodeTwobit);
 HWY_EXPORT(DecodeTwobit);
 HWY_EXPORT(DecodeAddTwobit);
@@ -691,16 +761,10 @@ void DecodeAddTwobit(const std::byte* bytes, float theta, std::size_t count, flo
   HWY_DYNAMIC_DISPATCH(DecodeAddTwobit)(bytes, theta, count, accumulator);
 }
 
-// Trits are gathered and spread with words of 64 bits, the same on every target.
+// Trits are spread with words of 64 bits, the same on every target.
 
 void PackTrits(const std::byte* trits, std::size_t num_bytes, std::byte* out) {
-  // Byte 4 of the product is t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4: the bytes below it stay below 256,
-  // and what follows the five trits only gets into the bytes above.
-  constexpr std::uint64_t kWeights = 81 | 27U << 8 | 9U << 16 | 3U << 24 | std::uint64_t{1} << 32;
-  for (std::size_t b = 0; b < num_bytes; ++b) {
-    const std::uint64_t product = LoadLe<std::uint64_t>(trits + 5 * b) * kWeights;
-    out[b] = static_cast<std::byte>(product >> 32 & 0xff);
-  }
+  HWY_DYNAMIC_DISPATCH(PackTrits)(trits, num_bytes, out);
 }
 
 void UnpackTrits(const std::byte* bytes, std::size_t num_bytes, std::byte* levels) {
