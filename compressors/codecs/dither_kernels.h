@@ -40,8 +40,9 @@ std::uint32_t DitherLargest(const float* input, float* residual, float alpha, st
 /// i in lane i mod 16, added from lane 0 up. Not finite if and only if some q is not.
 double DitherSquares(const float* input, float* residual, float alpha, std::size_t count);
 
-/// Writes the codes of finite values. If `left` is not null it becomes q - C(q); it may be q.
-/// Shapes: bytes at least ceil(count * bits / 8); some bytes behind these may be overwritten.
+/// Writes the codes of finite values, of which none is above the norm. If `left` is not null it
+/// becomes q - C(q); it may be q. Shapes: bytes at least ceil(count * bits / 8); some bytes behind
+/// these may be overwritten.
 void EncodeDither(const DitherFormat& format, const DitherScale& scale, const float* q, float* left,
                   std::size_t first, std::size_t count, const DrawKey& key, MutableBytes bytes);
 /// out[i] = C(q). Shapes: bytes at least ceil(count * bits / 8).
