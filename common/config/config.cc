@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <unistd.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <exception>
 #include <fstream>
 #include <set>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -274,6 +276,31 @@ Result<Assignment> AssignmentOfText(const std::string& assignment) {
   return parsed;
 }
 
+/// Passes over a document.
+class Skip final : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+/// Not LoadAll: where a document begins with a comma, yaml-cpp finds another one there without end.
+bool HasMoreDocuments(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Skip skip;
+  return parser.HandleNextDocument(skip) && parser.HandleNextDocument(skip);
+}
+
 }  // namespace
 
 Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin,
@@ -283,16 +310,13 @@ Result<Config> ParseConfig(const std::string& yaml_text, const std::string& orig
                                        yaml_text.size(), kMaxConfigBytes));
   }
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(yaml_text);
-    if (documents.size() > 1) {
+    if (HasMoreDocuments(yaml_text)) {
       return InvalidArgument(
-          fmt::format("{} has {} YAML documents, expected one", origin, documents.size()));
+          fmt::format("{} has more than one YAML document, expected one", origin));
     }
     Config config;
     std::vector<Assignment> assignments;
-    for (const YAML::Node& document : documents) {
-      GRADWIRE_RETURN_IF_ERROR(Walk(origin, "", document, assignments));
-    }
+    GRADWIRE_RETURN_IF_ERROR(Walk(origin, "", YAML::Load(yaml_text), assignments));
     GRADWIRE_RETURN_IF_ERROR(Apply(assignments, config, sources));
     return config;
   } catch (const YAML::Exception& error) {

@@ -232,13 +232,20 @@ TEST_CASE("what is no configuration is refused with a line", "[config][unit]") {
         "feedback");
   CHECK(Refusal("? [a, b]\n: 1\n") == "job.yaml:1: a key is no text");
   CHECK(Refusal("job: {id: a}\n---\njob: {id: b}\n") ==
-        "job.yaml has 2 YAML documents, expected one");
+        "job.yaml has more than one YAML document, expected one");
   CHECK(Refusal("job:\n  id: [1, 2\n").find("job.yaml:") == 0);
   CHECK(Refusal("job:\n  id: [1, 2\n").find(": no YAML: ") != std::string::npos);
   CHECK(Refusal("job: *nowhere").find("job.yaml:1: no YAML: ") == 0);
   CHECK(Refusal(std::string(100000, '[')).find("job.yaml:1: no YAML: ") == 0);
   CHECK(Refusal(std::string((1 << 20) + 1, ' ')) ==
         "job.yaml is 1048577 bytes, a configuration has at most 1048576");
+}
+
+TEST_CASE("text that YAML finds documents in without end is refused", "[config][unit]") {
+  for (const std::string text : {",", "# a comment\n,", "job: {id: a}\n,", "---\n,\n"}) {
+    CAPTURE(text);
+    CHECK(Refusal(text).find("job.yaml") == 0);
+  }
 }
 
 TEST_CASE("keys of features that do not exist take their off value only", "[config][unit]") {
