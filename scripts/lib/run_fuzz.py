@@ -11,12 +11,10 @@ import fnmatch
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import threading
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "fuzz"
@@ -32,6 +30,8 @@ GRACE_S = 120
 # What is kept in the tree of a target's corpus: the smallest inputs up to so many bytes.
 KEPT_BYTES = 10000
 KEPT_FILE_BYTES = 1000
+# From here on the page is written by hand, and stays.
+FINDINGS = "## Findings"
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
@@ -40,19 +40,19 @@ ENVIRONMENT = {
 
 def parse_command_line():
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=int, default=300, help="of each target; default 300")
+    parser.add_argument("--seconds", type=int, default=300,
+                        help="of each target; default 300; 0 runs nothing, for --save and --write")
     parser.add_argument("--jobs", type=int, default=1, help="targets at once; default 1")
     parser.add_argument("--only", default="*", metavar="PATTERNS",
                         help="targets, such as 'decoder/topk,frame/*'; default all")
     parser.add_argument("--save", action="store_true",
                         help="put the smallest inputs that reach new code into tests/fuzz/corpus")
-    parser.add_argument("--write", action="store_true", help="write docs/results/fuzz.md")
+    parser.add_argument("--write", action="store_true",
+                        help="write docs/results/fuzz.md, of every target's last run")
     options = parser.parse_args()
-    for name in ("seconds", "jobs"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")
-    if options.write and options.only != "*":
-        parser.error("--write is for all targets, not with --only")
+    for name, least in (("seconds", 0), ("jobs", 1)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} is {getattr(options, name)}, expected at least {least}")
     return options
 
 
@@ -70,8 +70,8 @@ class Target:
         self.binary = BUILD / "bin" / f"{program}_fuzz"
         self.folder = BUILD / "fuzz" / program / name
         self.kept = CORPUS / program / name
+        self.log = self.folder / "log"
         self.environment = {**os.environ, **ENVIRONMENT, "GRADWIRE_FUZZ_TARGET": name}
-        self.numbers = {}
 
     def prepare(self):
         """Seeds and what is kept, into a fresh corpus."""
@@ -83,6 +83,19 @@ class Target:
         if self.kept.is_dir():
             for path in self.kept.iterdir():
                 shutil.copy(path, self.folder / "corpus" / path.name)
+
+    def numbers(self):
+        """What the last run says; exits if there was none, or it has not ended well."""
+        output = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+        if not re.search(r"^Done \d+ runs in \d+ second", output, re.MULTILINE):
+            sys.exit(f"{self.id} has no finished run in {self.folder}")
+        return {
+            "seconds": last(r"^Done \d+ runs in (\d+) second", output),
+            "executions": last(r"stat::number_of_executed_units:\s*(\d+)", output),
+            "rate": last(r"stat::average_exec_per_sec:\s*(\d+)", output),
+            "edges": last(r"\bcov: (\d+)", output),
+            "corpus": len(list((self.folder / "minimal").iterdir())),
+        }
 
     def arguments(self, *more):
         return [self.binary, f"-max_len={MAX_BYTES[self.program]}", f"-timeout={INPUT_SECONDS}",
@@ -132,26 +145,19 @@ class Fuzzer:
 
     def run(self, target):
         target.prepare()
-        start = time.monotonic()
-        output = self.call(target, target.arguments(f"-max_total_time={self.options.seconds}",
-                                                    target.folder / "corpus"),
-                           self.options.seconds + GRACE_S, target.folder / "log")
-        target.numbers = {
-            "seconds": round(time.monotonic() - start),
-            "executions": last(r"stat::number_of_executed_units:\s*(\d+)", output),
-            "rate": last(r"stat::average_exec_per_sec:\s*(\d+)", output),
-            "edges": last(r"\bcov: (\d+)", output),
-        }
+        self.call(target, target.arguments(f"-max_total_time={self.options.seconds}",
+                                           target.folder / "corpus"),
+                  self.options.seconds + GRACE_S, target.log)
         self.call(target, target.arguments("-merge=1", target.folder / "minimal",
                                            target.folder / "corpus"),
                   GRACE_S * 5, target.folder / "merge_log")
-        target.numbers["corpus"] = len(list((target.folder / "minimal").iterdir()))
-        print(f"{target.id}: {target.numbers['executions']} executions, "
-              f"{target.numbers['edges']} edges, no finding", file=sys.stderr, flush=True)
+        numbers = target.numbers()
+        print(f"{target.id}: {numbers['executions']} executions, {numbers['edges']} edges, no finding",
+              file=sys.stderr, flush=True)
 
 
 def last(pattern, output):
-    found = re.findall(pattern, output)
+    found = re.findall(pattern, output, re.MULTILINE)
     return int(found[-1]) if found else 0
 
 
@@ -207,22 +213,22 @@ def machine():
 def table(targets):
     lines = ["| target | seconds | executions | executions/s | coverage edges | corpus | findings |",
              "|---|---|---|---|---|---|---|"]
-    for target in targets:
-        numbers = target.numbers
+    all_numbers = [target.numbers() for target in targets]
+    for target, numbers in zip(targets, all_numbers):
         lines.append(f"| {target.id} | {numbers['seconds']} | {numbers['executions']} | "
                      f"{numbers['rate']} | {numbers['edges']} | {numbers['corpus']} | 0 |")
-    total = sum(target.numbers["executions"] for target in targets)
-    lines.append(f"| all {len(targets)} | {sum(t.numbers['seconds'] for t in targets)} | {total} | | "
-                 f"| {sum(t.numbers['corpus'] for t in targets)} | 0 |")
+    total = {key: sum(numbers[key] for numbers in all_numbers)
+             for key in ("seconds", "executions", "corpus")}
+    lines.append(f"| all {len(targets)} | {total['seconds']} | {total['executions']} | | | "
+                 f"{total['corpus']} | 0 |")
     return "\n".join(lines)
 
 
-def report(targets, command):
+def report(targets):
     compiler = subprocess.run(["clang++", "--version"], capture_output=True, text=True, check=True,
                               timeout=60).stdout.splitlines()[0]
-    commit = subprocess.run(["git", "-c", f"safe.directory={ROOT}", "log", "-1", "--format=%h"],
-                            cwd=ROOT, capture_output=True, text=True, check=False,
-                            timeout=60).stdout.strip()
+    text = RESULTS.read_text(encoding="utf-8") if RESULTS.is_file() else ""
+    findings = text[text.index(FINDINGS):] if FINDINGS in text else FINDINGS + "\n\nNone yet.\n"
     return f"""# Fuzzing
 
 What libFuzzer found in the code that reads bytes from the network or from files: every compressor's
@@ -230,46 +236,52 @@ decoders (and its encoders on arbitrary floats, with feedback), the header and t
 configuration's text and saved residuals. The rules that an input may break are in `tests/fuzz`.
 
 ```
-{command}
+scripts/fuzz --seconds {max(target.numbers()['seconds'] for target in targets) // 10 * 10} --save --write
 ```
 
 Machine: {machine()}, shared; {compiler}, `-O2`, address and undefined-behaviour sanitizers.
-{datetime.date.today().isoformat()}, commit {commit or 'unknown'}.
+{datetime.date.today().isoformat()}.
 
 {table(targets)}
 
 Edges are what libFuzzer counts in our own instrumented code, registry, config and plan included. The corpus is
 what `-merge=1` leaves of it; a small part is in `tests/fuzz/corpus` and is run by the ordinary test suite.
-"""
+
+{findings}"""
 
 
-def main():
-    options = parse_command_line()
-    targets = list_targets(options.only)
+def run_all(targets, options):
+    """Returns the first finding, or None."""
     print(f"{len(targets)} targets, {options.seconds} s each, {options.jobs} at once", file=sys.stderr,
           flush=True)
     fuzzer = Fuzzer(options)
-    finding = None
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         tasks = [pool.submit(fuzzer.run, target) for target in targets]
         try:
             for task in concurrent.futures.as_completed(tasks):
                 task.result()
-        except Finding as error:
-            finding = error
+        except Finding as finding:
+            return finding
         finally:
             fuzzer.stop()
             pool.shutdown(cancel_futures=True)
-    if finding:
-        print(f"FINDING in {finding}")
-        return 1
+    return None
+
+
+def main():
+    options = parse_command_line()
+    targets = list_targets(options.only)
+    if options.seconds > 0:
+        finding = run_all(targets, options)
+        if finding:
+            print(f"FINDING in {finding}")
+            return 1
     if options.save:
         for target in targets:
             save(target)
     print(table(targets))
     if options.write:
-        command = shlex.join(["scripts/fuzz", *sys.argv[1:]])
-        RESULTS.write_text(report(targets, command), encoding="utf-8")
+        RESULTS.write_text(report(list_targets("*")), encoding="utf-8")
     return 0
 
 
