@@ -244,8 +244,9 @@ Machine: {machine()}, shared; {compiler}, `-O2`, address and undefined-behaviour
 
 {table(targets)}
 
-Edges are what libFuzzer counts in our own instrumented code, registry, config and plan included. The corpus is
-what `-merge=1` leaves of it; a small part is in `tests/fuzz/corpus` and is run by the ordinary test suite.
+Each row is the target's last run; runs share the cores, at the lowest priority, so the rates say little. Edges are
+what libFuzzer counts in our own instrumented code, registry, config and plan included. The corpus is what
+`-merge=1` leaves of it; a small part is in `tests/fuzz/corpus` and is run by the ordinary test suite.
 
 {findings}"""
 
