@@ -282,7 +282,8 @@ void Root::CloseBatchIfComplete() {
         if (!loaded.ok()) return loaded.status();
         saved_plan_ = std::move(loaded).value();
       }
-      return ReplayPlan(*plan_, workers_[0].declared->tensors, *saved_plan_, plan_options_);
+      return ReplayPlan(*plan_, workers_[0].declared->tensors, *saved_plan_, plan_options_,
+                        registry_);
     }
     return ExtendPlan(*plan_, workers_[0].declared->tensors, plan_options_, registry_);
   }();
@@ -301,8 +302,8 @@ void Root::CloseBatchIfComplete() {
   for (Member& worker : workers_) worker.declared.reset();
   ++batches_;
   plan_is_out_ = false;
-  LogLines(LogLevel::kInfo, "plan", SummarizePlan(*plan_));
-  LogLines(LogLevel::kDebug, "plan", DescribePlan(*plan_));
+  LogLines(LogLevel::kInfo, "plan", SummarizePlan(*plan_, registry_));
+  LogLines(LogLevel::kDebug, "plan", DescribePlan(*plan_, registry_));
   // Servers first: a worker that has the plan pushes at once.
   for (std::size_t s = 1; s < servers_.size(); ++s) SendPlan(servers_[s].peer);
   output_.InstallLocally(plan_);

@@ -42,7 +42,7 @@ class ServerImpl final : public Server, public LaneOwner {
       : config_(config),
         index_(index),
         save_plan_path_(std::move(save_plan_path)),
-        codecs_(BuiltinCompressors()),
+        codecs_(config_.compressors()),
         executor_(MakeExecutor(Threads(config))) {}
 
   ~ServerImpl() override { Shutdown(0); }
@@ -70,7 +70,7 @@ class ServerImpl final : public Server, public LaneOwner {
     }
     address_ = listening[0];
     for (auto& lane : lanes_) {
-      GRADWIRE_RETURN_IF_ERROR(lane->Start(advertised, BuiltinCompressors()));
+      GRADWIRE_RETURN_IF_ERROR(lane->Start(advertised, config_.compressors()));
     }
     LogInfo("server", "listening",
             {Field("version", Version()), Field("job", config_.job.id),
@@ -226,7 +226,7 @@ class ServerImpl final : public Server, public LaneOwner {
       std::uint64_t downlink = 0;
       bool feedback = false;
       for (const Phase& phase : unit.phases) {
-        const auto bytes = WireBytes(unit, phase, BuiltinCompressors());
+        const auto bytes = WireBytes(unit, phase, config_.compressors());
         if (!bytes.ok()) continue;
         uplink = std::max(uplink, bytes->uplink);
         downlink = std::max(downlink, bytes->downlink);

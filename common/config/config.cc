@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "common/config/keys.h"
+#include "compressors/plugin/plugins.h"
 #include "compressors/registry.h"
 
 extern char** environ;  // NOLINT: POSIX's name
@@ -101,35 +102,41 @@ void NoteSource(const Assignment& assignment, Config& config, Sources& sources) 
   }
 }
 
-/// Parameters come after compressors, whatever order they are written in, since a compressor's name
-/// resets them. Nothing changes if anything is wrong.
+/// Plug-ins come first, since they say which compressors there are, and parameters after
+/// compressors, since a compressor's name resets them, in whatever order they are written. Nothing
+/// changes if anything is wrong.
 Status Apply(const std::vector<Assignment>& assignments, Config& config, Sources* sources) {
   Sources noted;
   if (sources != nullptr) noted = *sources;
   Config next = config;
-  for (const Assignment& assignment : assignments) {
-    if (assignment.key == nullptr) continue;
-    const Status status = assignment.key->set(assignment.value, next);
-    if (!status.ok()) {
-      return InvalidArgument(fmt::format("{} {}", assignment.where, status.message()));
+  for (const bool plugins : {true, false}) {
+    for (const Assignment& assignment : assignments) {
+      if (assignment.key == nullptr || (assignment.key->path == kPluginsKey) != plugins) continue;
+      const Status status = assignment.key->set(assignment.value, next);
+      if (!status.ok()) {
+        return InvalidArgument(fmt::format("{} {}", assignment.where, status.message()));
+      }
+      NoteSource(assignment, next, noted);
     }
-    NoteSource(assignment, next, noted);
   }
   for (const Assignment& assignment : assignments) {
     if (assignment.key != nullptr) continue;
-    const Status status =
-        SetParameter(assignment.parameter, assignment.value, LinkOf(next, assignment.link_section));
+    const Status status = SetParameter(next.compressors(), assignment.parameter, assignment.value,
+                                       LinkOf(next, assignment.link_section));
     if (!status.ok()) {
       return InvalidArgument(fmt::format("{} {}", assignment.where, status.message()));
     }
     NoteSource(assignment, next, noted);
   }
   for (const std::string_view section : kLinkSections) {
-    if (LinkOf(next, section) == LinkOf(config, section)) continue;
-    const Status status = CheckCompressor(LinkOf(next, section));
+    if (LinkOf(next, section) == LinkOf(config, section) && next.plugins == config.plugins) {
+      continue;
+    }
+    const Status status = CheckCompressor(next.compressors(), LinkOf(next, section));
     if (status.ok()) continue;
-    // The last one who touched this direction's compressor is who is told.
-    std::string where;
+    // The last one who touched this direction's compressor is who is told; else who took its
+    // plug-in away.
+    std::string where = fmt::format("{}.compressor", section);
     for (const Assignment& assignment : assignments) {
       const bool is_compressor = assignment.key != nullptr &&
                                  assignment.key->path == fmt::format("{}.compressor", section);
@@ -304,7 +311,7 @@ bool HasMoreDocuments(const std::string& text) {
 }  // namespace
 
 Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin,
-                           Sources* sources) {
+                           Sources* sources, const Plugins* plugins) {
   if (yaml_text.size() > kMaxConfigBytes) {
     return InvalidArgument(fmt::format("{} is {} bytes, a configuration has at most {}", origin,
                                        yaml_text.size(), kMaxConfigBytes));
@@ -317,6 +324,12 @@ Result<Config> ParseConfig(const std::string& yaml_text, const std::string& orig
     Config config;
     std::vector<Assignment> assignments;
     GRADWIRE_RETURN_IF_ERROR(Walk(origin, "", YAML::Load(yaml_text), assignments));
+    if (plugins != nullptr) {
+      config.plugins = *plugins;
+      std::erase_if(assignments, [](const Assignment& assignment) {
+        return assignment.key != nullptr && assignment.key->path == kPluginsKey;
+      });
+    }
     GRADWIRE_RETURN_IF_ERROR(Apply(assignments, config, sources));
     return config;
   } catch (const YAML::Exception& error) {
@@ -327,7 +340,7 @@ Result<Config> ParseConfig(const std::string& yaml_text, const std::string& orig
   }
 }
 
-Result<Config> LoadConfig(const std::string& path, Sources* sources) {
+Result<Config> LoadConfig(const std::string& path, Sources* sources, const Plugins* plugins) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxConfigBytes + 1, '\0');
@@ -338,7 +351,7 @@ Result<Config> LoadConfig(const std::string& path, Sources* sources) {
                                        std::generic_category().message(errno)));
   }
   text.resize(static_cast<std::size_t>(file.gcount()));
-  return ParseConfig(text, path, sources);
+  return ParseConfig(text, path, sources, plugins);
 }
 
 Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Config& config,
@@ -419,6 +432,7 @@ std::map<std::string, std::string> SharedConfig(const Config& config) {
   for (const Key& key : Keys()) {
     if (key.is_shared) shared.emplace(key.path, key.print(config));
   }
+  shared.emplace(kPluginsKey, DescribePluginCompressors(config.compressors()));
   return shared;
 }
 
@@ -441,7 +455,7 @@ std::vector<DescribedValue> DescribeSources(const Config& config, const Sources&
       if (key.path != fmt::format("{}.compressor", section)) continue;
       const CompressorSpec& spec = LinkOf(copy, section).compressor;
       all.back().value = spec.name;
-      const CompressorInfo* info = BuiltinCompressors().Find(spec.name);
+      const CompressorInfo* info = config.compressors().Find(spec.name);
       if (info == nullptr) continue;
       for (const ParameterInfo& parameter : info->parameters) {
         const auto given = spec.parameters.find(parameter.name);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "common/base/log.h"
 #include "common/base/status.h"
 #include "compressors/compression_rules.h"
+#include "compressors/registry.h"
 
 namespace gradwire {
 
@@ -20,6 +22,14 @@ struct PortRange {
   std::uint16_t last = 0;
   bool empty() const { return last == 0; }
   bool operator==(const PortRange&) const = default;
+};
+
+/// Shared libraries with more compressors, loaded when the key is set.
+struct Plugins {
+  std::vector<std::string> paths;
+  /// The built-in compressors and theirs; null: the built-in ones.
+  std::shared_ptr<const CompressorRegistry> registry;
+  bool operator==(const Plugins& other) const { return paths == other.paths; }
 };
 
 /// The whole configuration, typed, with the defaults in place. Mirrors the YAML (docs and
@@ -59,6 +69,11 @@ struct Config {
   } partition;
 
   CompressionRules compression;
+  Plugins plugins;
+  /// Every compressor that this configuration may name. Lives as long as any copy of it.
+  const CompressorRegistry& compressors() const {
+    return plugins.registry == nullptr ? BuiltinCompressors() : *plugins.registry;
+  }
 
   struct Timeouts {
     int start_ms = 60000;
@@ -97,9 +112,11 @@ using Sources = std::map<std::string, std::string>;
 /// Parses YAML text. `origin` (a file name) goes into error messages.
 /// Errors: InvalidArgument naming origin, line, key, text, unit and range; an unknown key names the
 /// nearest one; a key whose feature is not there yet is refused as such.
+/// `plugins`: those of a layer above, if it has the key; the document's own are then not looked at.
 Result<Config> ParseConfig(const std::string& yaml_text, const std::string& origin,
-                           Sources* sources = nullptr);
-Result<Config> LoadConfig(const std::string& path, Sources* sources = nullptr);
+                           Sources* sources = nullptr, const Plugins* plugins = nullptr);
+Result<Config> LoadConfig(const std::string& path, Sources* sources = nullptr,
+                          const Plugins* plugins = nullptr);
 
 /// Applies GRADWIRE_* variables over a configuration: a key's path in capitals joined by
 /// underscores (GRADWIRE_PARTITION_CREDIT=4MiB). Unknown GRADWIRE_ names are errors, apart from the
@@ -127,7 +144,8 @@ std::map<std::string, std::string> ProcessEnvironment();
 std::map<std::string, std::string> GradwireEnvironment();
 
 /// The part of a configuration that workers and servers must share, as keys and values in written
-/// form; exchanged at the handshake.
+/// form; exchanged at the handshake. Of plug-ins these are names and versions of their compressors,
+/// since paths may differ.
 std::map<std::string, std::string> SharedConfig(const Config& config);
 
 /// Every key with its value in written form, in the order of the reference.

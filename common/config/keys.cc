@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/config/text.h"
+#include "compressors/plugin/plugins.h"
 #include "compressors/registry.h"
 
 namespace gradwire {
@@ -334,8 +335,8 @@ Status CheckRuleKeys(const YAML::Node& map) {
 }
 
 /// compressor, feedback and parameters out of a map; `skip` holds keys that mean something else.
-Status ParseRuleLink(const YAML::Node& map, const std::set<std::string>& skip,
-                     LinkCompression& link) {
+Status ParseRuleLink(const CompressorRegistry& registry, const YAML::Node& map,
+                     const std::set<std::string>& skip, LinkCompression& link) {
   const YAML::Node compressor = map["compressor"];
   if (!compressor) return InvalidArgument("has no key 'compressor'");
   GRADWIRE_RETURN_IF_ERROR(SetCompressor(compressor, link));
@@ -343,7 +344,7 @@ Status ParseRuleLink(const YAML::Node& map, const std::set<std::string>& skip,
     const std::string& name = entry.first.Scalar();
     if (name == "compressor" || skip.contains(name)) continue;
     if (name != "feedback") {
-      const Status status = SetParameter(name, entry.second, link);
+      const Status status = SetParameter(registry, name, entry.second, link);
       if (!status.ok()) {
         return InvalidArgument(fmt::format("has '{}', which {}", name, status.message()));
       }
@@ -352,13 +353,14 @@ Status ParseRuleLink(const YAML::Node& map, const std::set<std::string>& skip,
           fmt::format("has feedback {}, expected {}", Show(entry.second), kFeedbackExpected));
     }
   }
-  return CheckCompressor(link);
+  return CheckCompressor(registry, link);
 }
 
 constexpr const char* kRulesExpected =
     "a list of rules such as {match: \"*.bias\", compressor: none}";
 
-Status ParseRule(std::size_t index, const YAML::Node& node, TensorRule& rule) {
+Status ParseRule(const CompressorRegistry& registry, std::size_t index, const YAML::Node& node,
+                 TensorRule& rule) {
   if (!node.IsMap()) {
     return InRule(index, "which",
                   InvalidArgument(fmt::format("is {}, expected a map", Show(node))));
@@ -383,7 +385,7 @@ Status ParseRule(std::size_t index, const YAML::Node& node, TensorRule& rule) {
   const YAML::Node downlink = node["downlink"];
   if (!uplink && !downlink) {
     LinkCompression both;
-    if (const Status status = ParseRuleLink(node, {"match"}, both); !status.ok()) {
+    if (const Status status = ParseRuleLink(registry, node, {"match"}, both); !status.ok()) {
       return InRule(index, "which", status);
     }
     rule.uplink = both;
@@ -408,7 +410,7 @@ Status ParseRule(std::size_t index, const YAML::Node& node, TensorRule& rule) {
     }
     if (status.ok()) status = CheckRuleKeys(link_node);
     LinkCompression link;
-    if (status.ok()) status = ParseRuleLink(link_node, {}, link);
+    if (status.ok()) status = ParseRuleLink(registry, link_node, {}, link);
     if (!status.ok()) return InRule(index, fmt::format("whose {}", part), status);
     *target = link;
   }
@@ -423,7 +425,7 @@ Status SetRules(const YAML::Node& value, Config& config) {
   }
   std::vector<TensorRule> rules(value.size());
   for (std::size_t i = 0; i < rules.size(); ++i) {
-    GRADWIRE_RETURN_IF_ERROR(ParseRule(i, value[i], rules[i]));
+    GRADWIRE_RETURN_IF_ERROR(ParseRule(config.compressors(), i, value[i], rules[i]));
   }
   config.compression.rules = std::move(rules);
   return Status::Ok();
@@ -443,6 +445,42 @@ std::string FormatRules(const Config& config) {
     text += "}";
   }
   return text + "]";
+}
+
+// ---- Plug-ins ----------------------------------------------------------------------------------
+
+constexpr std::size_t kMaxPlugins = 64;
+constexpr const char* kPluginsExpected = "a list of shared libraries such as [./libmine.so]";
+
+Status SetPlugins(const YAML::Node& value, Config& config) {
+  Plugins plugins;
+  if (!value.IsNull() && !value.IsSequence()) return Wrong(value, kPluginsExpected);
+  if (value.size() > kMaxPlugins) {
+    return InvalidArgument(
+        fmt::format("has {} libraries, at most {} are possible", value.size(), kMaxPlugins));
+  }
+  for (const YAML::Node& item : value) {
+    if (!item.IsScalar() || item.Scalar().empty() || !IsPath(item.Scalar())) {
+      return InvalidArgument(
+          fmt::format("has the item {}, expected the path of a shared library", Show(item)));
+    }
+    plugins.paths.push_back(item.Scalar());
+  }
+  if (!plugins.paths.empty()) {
+    auto registry = LoadPlugins(plugins.paths);
+    if (!registry.ok()) {
+      return InvalidArgument(fmt::format("has a fault: {}", registry.status().message()));
+    }
+    plugins.registry = std::move(registry).value();
+  }
+  config.plugins = std::move(plugins);
+  return Status::Ok();
+}
+
+std::string FormatPlugins(const Config& config) {
+  std::vector<std::string> quoted;
+  for (const std::string& path : config.plugins.paths) quoted.push_back(Quote(path));
+  return fmt::format("[{}]", fmt::join(quoted, ", "));
 }
 
 // ---- The table ----------------------------------------------------------------------------------
@@ -507,7 +545,13 @@ std::vector<Key> MakeKeys() {
   add(rules);
 
   add(FutureKey("method", "none", "adaptive methods are"));
-  add(FutureKey("plugins", "[]", "plug-ins are"));
+  Key plugins;
+  plugins.path = kPluginsKey;
+  plugins.expected = kPluginsExpected;
+  plugins.is_collection = true;
+  plugins.set = SetPlugins;
+  plugins.print = FormatPlugins;
+  add(plugins);
 
   add(DurationKey("timeouts.start", GRADWIRE_FIELD(timeouts.start_ms)));
   add(DurationKey("timeouts.stall_warn", GRADWIRE_FIELD(timeouts.stall_warn_ms)));
@@ -571,10 +615,11 @@ std::string Suggestion(const std::string& word, const std::vector<std::string>& 
   return nearest.empty() ? "" : fmt::format(", did you mean '{}'?", nearest);
 }
 
-Status SetParameter(const std::string& name, const YAML::Node& value, LinkCompression& link) {
+Status SetParameter(const CompressorRegistry& registry, const std::string& name,
+                    const YAML::Node& value, LinkCompression& link) {
   CompressorSpec& spec = link.compressor;
-  const CompressorInfo* info = BuiltinCompressors().Find(spec.name);
-  if (info == nullptr) return CheckCompressor(link);
+  const CompressorInfo* info = registry.Find(spec.name);
+  if (info == nullptr) return CheckCompressor(registry, link);
   std::vector<std::string> names = {"compressor", "feedback"};
   bool is_known = false;
   for (const ParameterInfo& parameter : info->parameters) {
@@ -592,8 +637,8 @@ Status SetParameter(const std::string& name, const YAML::Node& value, LinkCompre
   return Status::Ok();
 }
 
-Status CheckCompressor(const LinkCompression& link) {
-  const auto made = BuiltinCompressors().Create(link.compressor);
+Status CheckCompressor(const CompressorRegistry& registry, const LinkCompression& link) {
+  const auto made = registry.Create(link.compressor);
   if (made.ok()) return Status::Ok();
   return InvalidArgument(
       fmt::format("is '{}': {}", ToString(link.compressor), made.status().message()));

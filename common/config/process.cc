@@ -6,6 +6,7 @@
 
 #include "common/base/log.h"
 #include "common/config/aliases.h"
+#include "common/config/keys.h"
 
 namespace gradwire {
 namespace {
@@ -146,6 +147,29 @@ Status FindPlace(const ProcessOptions& options, const Environment& environment,
   return Status::Ok();
 }
 
+/// Plug-ins of the command line or else of the environment, which count for every layer: the file
+/// may name their compressors. Takes them out of both.
+Status ApplyPlugins(std::vector<std::string>& assignments, Environment& environment, Config& config,
+                    Sources& sources) {
+  const std::string assigned = fmt::format("{}=", kPluginsKey);
+  std::string text;
+  std::string source;
+  const auto variable = environment.find("GRADWIRE_PLUGINS");
+  if (variable != environment.end()) {
+    source = variable->first;
+    text = variable->second;
+    environment.erase(variable);
+  }
+  for (const std::string& assignment : assignments) {
+    if (!assignment.starts_with(assigned)) continue;
+    source = fmt::format("--set {}", kPluginsKey);
+    text = assignment.substr(assigned.size());
+  }
+  std::erase_if(assignments, [&](const std::string& each) { return each.starts_with(assigned); });
+  if (source.empty()) return Status::Ok();
+  return SetKey(std::string(kPluginsKey), text, source, config, &sources);
+}
+
 /// What only all layers together can get wrong.
 Status CheckTogether(const Config& config, const Sources& sources) {
   const auto values = ValuesOf(config);
@@ -175,7 +199,9 @@ std::string_view ProcessRoleName(ProcessRole role) {
 }
 
 Result<ProcessConfig> LoadProcessConfig(const ProcessOptions& options,
-                                        const Environment& environment) {
+                                        const Environment& given_environment) {
+  Environment environment = given_environment;
+  std::vector<std::string> assignments = options.assignments;
   ProcessConfig process;
   GRADWIRE_RETURN_IF_ERROR(FindRole(options, environment, process));
   if (process.is_scheduler) return process;
@@ -192,8 +218,10 @@ Result<ProcessConfig> LoadProcessConfig(const ProcessOptions& options,
     process.config_path = named->second;
     sources["config"] = "GRADWIRE_CONFIG";
   }
+  GRADWIRE_RETURN_IF_ERROR(ApplyPlugins(assignments, environment, config, sources));
   if (!process.config_path.empty()) {
-    auto loaded = LoadConfig(process.config_path, &sources);
+    const bool is_set = sources.contains(std::string(kPluginsKey));
+    auto loaded = LoadConfig(process.config_path, &sources, is_set ? &config.plugins : nullptr);
     if (!loaded.ok()) return loaded.status();
     config = std::move(loaded).value();
   }
@@ -202,7 +230,7 @@ Result<ProcessConfig> LoadProcessConfig(const ProcessOptions& options,
   GRADWIRE_RETURN_IF_ERROR(ApplyAliases(*aliases, config, sources));
   const Sources alias_sources = sources;
   GRADWIRE_RETURN_IF_ERROR(ApplyEnvironment(environment, config, &sources));
-  GRADWIRE_RETURN_IF_ERROR(ApplyAssignments(options.assignments, config, &sources));
+  GRADWIRE_RETURN_IF_ERROR(ApplyAssignments(assignments, config, &sources));
 
   // Whoever wrote a value into the file must notice that a launcher's variable overrules it.
   for (const auto& [path, value] : DescribeConfig(config)) {

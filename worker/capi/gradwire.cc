@@ -38,6 +38,7 @@ struct gradwire_client {
   std::uint32_t size = 0;
   std::uint32_t local_rank = 0;
   std::uint32_t local_size = 1;
+  gradwire::Config config;
   pid_t owner = 0;  // the process that has the client's threads
 
   // What a save_state has gathered and could not hand out for lack of room: gathering is
@@ -224,6 +225,7 @@ Result<std::unique_ptr<gradwire_client>> Connect(gradwire::ProcessOptions option
   made->size = process->config.job.workers;
   made->local_rank = process->local_rank;
   made->local_size = process->local_size.value_or(1);
+  made->config = process->config;
   made->owner = getpid();
   return made;
 }
@@ -465,7 +467,8 @@ gradwire_status gradwire_load_state(gradwire_client* client, const void* buffer,
 gradwire_status gradwire_plan(gradwire_client* client, char* text, size_t* bytes) {
   return WithClient(client, [&](gradwire::Client& c) -> Status {
     if (Status s = CheckRoom(text, bytes); !s.ok()) return s;
-    return WriteTo(text, bytes, "the plan", gradwire::PlanToJson(c.plan()));
+    return WriteTo(text, bytes, "the plan",
+                   gradwire::PlanToJson(c.plan(), client->config.compressors()));
   });
 }
 

@@ -70,7 +70,7 @@ class ClientImpl final : public Client, private LoopHandler {
       : config_(config),
         rank_(rank),
         incarnation_(RandomId()),
-        codecs_(BuiltinCompressors()),
+        codecs_(config_.compressors()),
         convert_(codecs_.Get("fp16").ok() ? *codecs_.Get("fp16") : nullptr,
                  codecs_.Get("bf16").ok() ? *codecs_.Get("bf16") : nullptr),
         executor_(MakeExecutor(Threads(config))),

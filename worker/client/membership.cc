@@ -373,7 +373,7 @@ void ClientImpl::OnPlan(const Header& header, const Payload& payload) {
     return unit.op != ReduceOp::kBroadcast;
   });
   if (reduces && !std::exchange(plan_was_told_, true)) {
-    LogLines(LogLevel::kInfo, "client", SummarizePlan(*told));
+    LogLines(LogLevel::kInfo, "client", SummarizePlan(*told, config_.compressors()));
   }
   changed_.notify_all();
 }
