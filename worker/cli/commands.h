@@ -21,5 +21,6 @@ using CommandAction = std::function<int()>;
 void AddBenchCommand(CLI::App& tool, CommandAction& action);
 void AddCompressorsCommand(CLI::App& tool, CommandAction& action);
 void AddConfigCommand(CLI::App& tool, CommandAction& action);
+void AddPluginCommand(CLI::App& tool, CommandAction& action);
 
 }  // namespace gradwire

@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   AddBenchCommand(tool, action);
   AddCompressorsCommand(tool, action);
   AddConfigCommand(tool, action);
+  AddPluginCommand(tool, action);
   try {
     tool.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
