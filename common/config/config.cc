@@ -324,13 +324,19 @@ Result<Config> ParseConfig(const std::string& yaml_text, const std::string& orig
     Config config;
     std::vector<Assignment> assignments;
     GRADWIRE_RETURN_IF_ERROR(Walk(origin, "", YAML::Load(yaml_text), assignments));
-    if (plugins != nullptr) {
-      config.plugins = *plugins;
-      std::erase_if(assignments, [](const Assignment& assignment) {
-        return assignment.key != nullptr && assignment.key->path == kPluginsKey;
-      });
+    if (plugins == nullptr) {
+      GRADWIRE_RETURN_IF_ERROR(Apply(assignments, config, sources));
+      return config;
     }
-    GRADWIRE_RETURN_IF_ERROR(Apply(assignments, config, sources));
+    config.plugins = *plugins;
+    // A list of its own: YAML's nodes write through when they are assigned to, as erasing would do.
+    std::vector<Assignment> others;
+    for (const Assignment& assignment : assignments) {
+      if (assignment.key == nullptr || assignment.key->path != kPluginsKey) {
+        others.push_back(assignment);
+      }
+    }
+    GRADWIRE_RETURN_IF_ERROR(Apply(others, config, sources));
     return config;
   } catch (const YAML::Exception& error) {
     return InvalidArgument(

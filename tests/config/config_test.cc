@@ -264,10 +264,6 @@ TEST_CASE("keys of features that do not exist take their off value only", "[conf
        "balanced"},
       {"method: clan",
        "method is 'clan', but adaptive methods are not available yet; the only value is none"},
-      {"plugins: [a.so]",
-       "plugins is a list, but plug-ins are not available yet; the only value is []"},
-      {"plugins: a.so",
-       "plugins is 'a.so', but plug-ins are not available yet; the only value is []"},
       {"metrics: {listen: \"127.0.0.1:0\"}",
        "metrics.listen is '127.0.0.1:0', but metrics are not available yet; the only value is ''"},
       {"trace: {dir: /tmp}",
@@ -487,7 +483,9 @@ TEST_CASE("every key that can differ shows its difference", "[config][unit]") {
     CHECK(a[i].first == b[i].first);
     if (a[i].second != b[i].second) continue;
     // Only keys of features that do not exist are equal: another value of theirs is refused.
+    // Plug-ins have tests of their own, with real libraries.
     ++same;
+    if (a[i].first == "plugins") continue;
     CHECK(AssignmentRefusal(a[i].first + "=zzz").find("not available yet") != std::string::npos);
   }
   CHECK(same < static_cast<int>(a.size()) / 2);
@@ -503,7 +501,7 @@ TEST_CASE("the shared part is what changes the maths or the plan and nothing els
                     "compression.min_bytes", "compression.rules", "compression.uplink.compressor",
                     "compression.uplink.feedback", "compression.warmup_steps", "job.id", "job.seed",
                     "job.servers", "job.workers", "partition.bytes", "partition.fuse_below",
-                    "server.lanes"});
+                    "plugins", "server.lanes"});
   CHECK(shared.at("partition.bytes") == "80KiB");
   CHECK(shared.at("compression.uplink.compressor") == "topk(index=u32,ratio=0.125)");
   const std::string rules =
