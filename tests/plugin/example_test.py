@@ -49,25 +49,23 @@ class PluginTest(unittest.TestCase):
             raise AssertionError(f"{command}:\n{done.stdout}")
         return done.stdout
 
-    def job(self, name, *settings, each=()):
-        """Runs a job of two workers with the example's compressor in both directions, with the settings
-        given to all and `each` given to the workers alone; returns what it wrote and its report."""
+    def job(self, name, *settings, each=(), uplink="{compressor: fixed, bits: 4}", downlink="{compressor: fixed}"):
+        """Runs a job of two workers and servers, with the settings given to all and the arguments `each`
+        to the workers alone; returns how it ended, all logs and the workers' reports."""
         folder = self.scratch / name
         folder.mkdir()
         (folder / "job.yaml").write_text(
             "job: {workers: 2, servers: 2}\nendpoint: tcp://127.0.0.1:0\n"
             "timeouts: {start: 20s}\npartition: {fuse_below: 4KiB}\n"
-            "compression: {min_bytes: 1KiB, uplink: {compressor: fixed, bits: 4}, downlink: {compressor: fixed}}\n",
+            f"compression: {{min_bytes: 1KiB, uplink: {uplink}, downlink: {downlink}}}\n",
             encoding="utf-8")
-        # Each worker writes a report of its own.
-        worker = folder / "worker.sh"
-        worker.write_text('exec "$@" --json "$GRADWIRE_LOG_DIR/report.json"\n', encoding="utf-8")
         done = run(self.bin / "gradwire-launch", "--config", folder / "job.yaml", "--log-dir", folder / "logs",
-                   *[word for setting in settings for word in ("--set", setting)], "--", "sh", worker,
+                   *[word for setting in settings for word in ("--set", setting)], "--",
                    self.bin / "gradwire-train", "--model", "conv", "--steps", "4", "--batch", "16",
-                   "--train-limit", "256", "--test-limit", "256", "--lr", "0.01", *each)
+                   "--train-limit", "256", "--test-limit", "256", "--lr", "0.01",
+                   "--json", folder / "report{rank}.json", *each)
         logs = "".join(path.read_text(encoding="utf-8") for path in sorted((folder / "logs").rglob("*.log")))
-        reports = [folder / "logs" / f"rank.0{rank}" / "report.json" for rank in range(2)]
+        reports = [folder / f"report{rank}.json" for rank in range(2)]
         return done, logs, [json.loads(path.read_text()) for path in reports if path.exists()]
 
     def test_the_example_passes_its_own_tests(self):
@@ -113,8 +111,8 @@ class PluginTest(unittest.TestCase):
         self.assertIn("no compressor is named 'fixed'", logs)
         # A worker that has it and a root that has not: by name, whatever the paths are.
         worker_only = ("--set", f"plugins=[{self.library}]")
-        plain = ("compression.uplink.compressor=onebit", "compression.downlink.compressor=onebit")
-        done, logs, _ = self.job("unequal", *plain, each=worker_only)
+        plain = {"uplink": "{compressor: onebit}", "downlink": "{compressor: onebit}"}
+        done, logs, _ = self.job("unequal", each=worker_only, **plain)
         self.assertEqual(done.returncode, 2, done.stdout)
         self.assertRegex(logs, r"configurations differ: plugins is \[fixed 1\] on worker \d .*, \[\] on the root")
         # Another path to the same compressor is no difference.
@@ -138,8 +136,8 @@ class PluginTest(unittest.TestCase):
 
     def test_sizes_that_cannot_be_end_the_job_by_name(self):
         path = FAULTY / "libplugin_garbage.so"
-        done, logs, _ = self.job("garbage", f"plugins=[{path}]", "compression.uplink.compressor=garbage",
-                                 "compression.downlink.compressor=onebit")
+        done, logs, _ = self.job("garbage", f"plugins=[{path}]", uplink="{compressor: garbage}",
+                                 downlink="{compressor: onebit}")
         self.assertNotEqual(done.returncode, 0, done.stdout)
         self.assertRegex(logs, rf"plug-in '{path}', compressor garbage: encode made \d+ bytes of \d+ elements")
 
