@@ -38,7 +38,7 @@ class PluginTest(unittest.TestCase):
         # A copy, so that nothing of the tree around it can help.
         example = shutil.copytree(ROOT / "compressors" / "plugin" / "example", cls.scratch / "example")
         cls.built = cls.scratch / "built"
-        cls.must("cmake", "-S", example, "-B", cls.built, f"-DCMAKE_PREFIX_PATH={cls.prefix}")
+        cls.must("cmake", "-G", "Ninja", "-S", example, "-B", cls.built, f"-DCMAKE_PREFIX_PATH={cls.prefix}")
         cls.must("cmake", "--build", cls.built)
         cls.library = cls.built / "libgradwire_fixed.so"
 

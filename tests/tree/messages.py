@@ -11,7 +11,7 @@ import re
 import sys
 
 CATALOGUE = "docs/operations.md"
-SOURCES = ("server", "worker", "common", "scripts")
+SOURCES = ("server", "worker", "common", "compressors", "scripts")
 LITERAL = r'"(?:[^"\\\n]|\\.)*"'
 WORDS = re.compile(r"[a-z]+(?: [a-z]+)+|[a-z]{6,}")
 # A message of the system's own, and field names, which stand apart in the sources.
