@@ -315,7 +315,7 @@ TEST_CASE("feedback that could grow for ever is refused by name, with the bound"
       const auto plan = ExtendPlan(EmptyPlan(options), batch, options, BuiltinCompressors());
       CAPTURE(written, down, plan.status().ToString());
       REQUIRE(plan.status().code() == StatusCode::kInvalidArgument);
-      for (const std::string part :
+      for (const std::string& part :
            {std::string("'w'"), std::string(down ? "downlink" : "uplink"), written,
             std::string("262144 elements"), std::string("expected below 1")}) {
         CHECK(plan.status().message().find(part) != std::string::npos);
