@@ -60,9 +60,9 @@ struct CompressorInfo {
   std::string name;
   std::uint16_t wire_id = 0;
   std::string description;
-  std::string source;   // the paper
-  std::string library;  // of a plug-in, as it was named; empty: built in
-  std::string version;  // of a plug-in's payload format
+  std::string source;       // the paper
+  std::string plugin_path;  // of a plug-in, as it was named; empty: built in
+  std::string version;      // of a plug-in's payload format
   std::vector<ParameterInfo> parameters;
   std::function<Result<std::unique_ptr<const Compressor>>(const Parameters&)> create;
 };

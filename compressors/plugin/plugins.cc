@@ -111,7 +111,7 @@ Result<CompressorInfo> ReadCompressor(const std::string& library, const gradwire
   }
   CompressorInfo info;
   info.name = Text(from->name);
-  info.library = library;
+  info.plugin_path = library;
   info.version = Text(from->version);
   if (info.version.empty() || info.version.size() > kMostVersionBytes ||
       !IsPrintable(info.version)) {
@@ -179,11 +179,11 @@ Result<std::shared_ptr<const CompressorRegistry>> RegisterPlugins(
       }
       const auto other = found.find(info->name);
       if (registry->Find(info->name) != nullptr || other != found.end()) {
-        return InPlugin(
-            library,
-            fmt::format("has a compressor {}, but that name is taken by {}", info->name,
-                        other == found.end() ? "a built-in compressor"
-                                             : fmt::format("plug-in '{}'", other->second.library)));
+        return InPlugin(library,
+                        fmt::format("has a compressor {}, but that name is taken by {}", info->name,
+                                    other == found.end()
+                                        ? "a built-in compressor"
+                                        : fmt::format("plug-in '{}'", other->second.plugin_path)));
       }
       std::string name = info->name;
       found.emplace(std::move(name), std::move(info).value());
@@ -193,7 +193,7 @@ Result<std::shared_ptr<const CompressorRegistry>> RegisterPlugins(
   std::uint16_t id = wire_id::kFirstPluginId;
   for (auto& [name, info] : found) {
     info.wire_id = id++;
-    const std::string library = info.library;
+    const std::string library = info.plugin_path;
     if (const Status status = registry->Register(std::move(info)); !status.ok()) {
       return InPlugin(library, fmt::format("has a faulty compressor: {}", status.message()));
     }
@@ -204,7 +204,7 @@ Result<std::shared_ptr<const CompressorRegistry>> RegisterPlugins(
 std::string DescribePluginCompressors(const CompressorRegistry& registry) {
   std::vector<std::string> found;
   for (const CompressorInfo& info : registry.entries()) {
-    if (!info.library.empty()) found.push_back(fmt::format("{} {}", info.name, info.version));
+    if (!info.plugin_path.empty()) found.push_back(fmt::format("{} {}", info.name, info.version));
   }
   return fmt::format("[{}]", fmt::join(found, ", "));
 }

@@ -40,7 +40,7 @@ class PluginTest(unittest.TestCase):
         cls.built = cls.scratch / "built"
         cls.must("cmake", "-G", "Ninja", "-S", example, "-B", cls.built, f"-DCMAKE_PREFIX_PATH={cls.prefix}")
         cls.must("cmake", "--build", cls.built)
-        cls.library = cls.built / "libgradwire_fixed.so"
+        cls.plugin = cls.built / "libgradwire_fixed.so"
 
     @staticmethod
     def must(*command):
@@ -89,12 +89,12 @@ class PluginTest(unittest.TestCase):
         (other / "a.bin").write_bytes(b"\0\0\1")
         for name in ("a.in", "a.out"):
             (other / name).write_bytes(b"\0\0\0\0")
-        done = run(self.bin / "gradwire", "plugin", self.library, "--golden", other)
+        done = run(self.bin / "gradwire", "plugin", self.plugin, "--golden", other)
         self.assertEqual(done.returncode, 1, done.stdout)
         self.assertIn("a.spec encodes to 3 bytes that differ from the 3 expected at byte 2", done.stdout)
 
     def test_a_job_trains_with_it_in_both_directions(self):
-        done, logs, reports = self.job("train", f"plugins=[{self.library}]")
+        done, logs, reports = self.job("train", f"plugins=[{self.plugin}]")
         self.assertEqual(done.returncode, 0, done.stdout + logs)
         self.assertEqual(len(reports), 2)
         for report in reports:
@@ -110,14 +110,14 @@ class PluginTest(unittest.TestCase):
         self.assertEqual(done.returncode, 2, done.stdout)
         self.assertIn("no compressor is named 'fixed'", logs)
         # A worker that has it and a root that has not: by name, whatever the paths are.
-        worker_only = ("--set", f"plugins=[{self.library}]")
+        worker_only = ("--set", f"plugins=[{self.plugin}]")
         plain = {"uplink": "{compressor: onebit}", "downlink": "{compressor: onebit}"}
         done, logs, _ = self.job("unequal", each=worker_only, **plain)
         self.assertEqual(done.returncode, 2, done.stdout)
         self.assertRegex(logs, r"configurations differ: plugins is \[fixed 1\] on worker \d .*, \[\] on the root")
         # Another path to the same compressor is no difference.
-        copy = shutil.copy(self.library, self.scratch / "libcopy.so")
-        done, logs, _ = self.job("paths", f"plugins=[{self.library}]", each=("--set", f"plugins=[{copy}]"))
+        copy = shutil.copy(self.plugin, self.scratch / "libcopy.so")
+        done, logs, _ = self.job("paths", f"plugins=[{self.plugin}]", each=("--set", f"plugins=[{copy}]"))
         self.assertEqual(done.returncode, 0, done.stdout + logs)
 
     def test_wrong_libraries_end_the_start_with_the_reason(self):

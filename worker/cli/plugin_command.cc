@@ -44,7 +44,7 @@ int Run(const Arguments& arguments) {
   }
   std::vector<std::string> specs;
   for (const CompressorInfo& info : (*registry)->entries()) {
-    if (info.library.empty()) continue;
+    if (info.plugin_path.empty()) continue;
     PrintCompressor(info);
     specs.push_back(info.name);
   }
