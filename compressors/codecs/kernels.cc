@@ -272,6 +272,20 @@ bool AddFeedback(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, 
 
 // ------------------------------------------------------------------------------------------ signs
 
+#if GRADWIRE_VECTORS
+/// e of a stored q. `differs` has the bits in which the two that are taken off differ: but for
+/// kTwoAbs the sign bit alone or none.
+template <SignSum kSum>
+HWY_INLINE V TakeOff(V stored, V off_negative, V off_rest, V differs) {
+  if constexpr (kSum == SignSum::kTwoAbs) {
+    const M was_negative = hn::RebindMask(d, SignBits(stored));
+    return hn::Sub(stored, hn::IfThenElse(was_negative, off_negative, off_rest));
+  } else {
+    return hn::Sub(stored, hn::Xor(hn::And(stored, differs), off_rest));
+  }
+}
+#endif
+
 template <SignSum kSum, bool kFeedback>
 SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT values, float alpha,
                        float take_off_negative, float take_off_rest, std::size_t count,
@@ -282,48 +296,64 @@ SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT valu
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
   constexpr std::size_t kVectors = kLanes / N;
+  constexpr std::size_t kTogether = 4;  // vectors of a step, kLanes elements or a multiple of that
   V rest[kVectors];
   V negative[kVectors];
   for (std::size_t v = 0; v < kVectors; ++v) rest[v] = negative[v] = hn::Zero(d);
-  M all = AllLanes();
   const V weight = hn::Set(d, alpha);
   const V off_negative = hn::Set(d, take_off_negative);
   const V off_rest = hn::Set(d, take_off_rest);
-  for (; i + kLanes <= count; i += kLanes) {
-    std::uint32_t word = 0;
-    for (std::size_t v = 0; v < kVectors; ++v) {
+  const V differs = hn::Xor(off_negative, off_rest);
+  for (; i + kTogether * N <= count; i += kTogether * N) {
+    V q[kTogether];
+    std::uint64_t word = 0;
+    for (std::size_t v = 0; v < kTogether; ++v) {
       const std::size_t at = i + v * N;
-      V q = hn::LoadU(d, input + at);
+      q[v] = hn::LoadU(d, input + at);
       if constexpr (kFeedback) {
-        const V stored = hn::LoadU(d, values + at);
-        const M was_negative = hn::RebindMask(d, SignBits(stored));
-        const V e = hn::Sub(stored, hn::IfThenElse(was_negative, off_negative, off_rest));
-        q = hn::Add(q, hn::Mul(weight, e));
-        const M ok = FiniteLanes(q);
-        all = hn::And(all, ok);
-        hn::StoreU(hn::IfThenElse(ok, q, e), d, values + at);
-      } else {
-        all = hn::And(all, FiniteLanes(q));
+        const V e = TakeOff<kSum>(hn::LoadU(d, values + at), off_negative, off_rest, differs);
+        q[v] = hn::Add(q[v], hn::Mul(weight, e));
       }
-      const auto is_negative = SignBits(q);
-      word |= MaskBits(is_negative) << (v * N);
-      const V magnitude = hn::Abs(q);
+      const auto is_negative = SignBits(q[v]);
+      word |= std::uint64_t{MaskBits(is_negative)} << (v * N);
+      V& sum = rest[v % kVectors];
+      const V magnitude = hn::Abs(q[v]);
       if constexpr (kSum == SignSum::kAbs) {
-        rest[v] = hn::Add(rest[v], magnitude);
+        sum = hn::Add(sum, magnitude);
       } else if constexpr (kSum == SignSum::kSquares) {
-        rest[v] = hn::Add(rest[v], hn::Mul(q, q));
+        sum = hn::Add(sum, hn::Mul(q[v], q[v]));
       } else {
+        V& negative_sum = negative[v % kVectors];
         const M is_negative_float = hn::RebindMask(d, is_negative);
-        rest[v] = hn::Add(rest[v], hn::IfThenZeroElse(is_negative_float, magnitude));
-        negative[v] = hn::Add(negative[v], hn::IfThenElseZero(is_negative_float, magnitude));
+        sum = hn::Add(sum, hn::IfThenZeroElse(is_negative_float, magnitude));
+        negative_sum = hn::Add(negative_sum, hn::IfThenElseZero(is_negative_float, magnitude));
       }
     }
     if constexpr (kSum == SignSum::kTwoAbs) {
       sums.negatives += static_cast<std::uint64_t>(std::popcount(word));
     }
-    StoreLe(bits + i / 8, static_cast<std::uint16_t>(word));
+    std::memcpy(bits + i / 8, &word, kTogether * N / 8);
+    // While the sums are finite, all q are. They may overflow where no q does, so each is looked at
+    // then.
+    M all = AllLanes();
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      all = hn::And(all, FiniteLanes(rest[v]));
+      if constexpr (kSum == SignSum::kTwoAbs) all = hn::And(all, FiniteLanes(negative[v]));
+    }
+    if (HWY_UNLIKELY(!hn::AllTrue(d, all))) {
+      for (std::size_t v = 0; v < kTogether; ++v) {
+        const M ok = FiniteLanes(q[v]);
+        sums.finite = sums.finite && hn::AllTrue(d, ok);
+        if constexpr (kFeedback) {
+          const V stored = hn::LoadU(d, values + i + v * N);
+          q[v] = hn::IfThenElse(ok, q[v], TakeOff<kSum>(stored, off_negative, off_rest, differs));
+        }
+      }
+    }
+    if constexpr (kFeedback) {
+      for (std::size_t v = 0; v < kTogether; ++v) hn::StoreU(q[v], d, values + i + v * N);
+    }
   }
-  sums.finite = hn::AllTrue(d, all);
   for (std::size_t v = 0; v < kVectors; ++v) {
     hn::Store(rest[v], d, rest_lanes + v * N);
     hn::Store(negative[v], d, negative_lanes + v * N);

@@ -41,8 +41,9 @@ struct SignSums {
 
 /// Sign bits of q = input + alpha * e, and their block's sums. If `values` is not null, e = values
 /// - (take_off_negative where the sign bit of values is set, else take_off_rest), and values <- q,
-/// or e where q is not finite. Writes ceil(count / 8) bytes, unused bits 0. The order of sums: lane
-/// i mod 16 in float for element i, the lanes from 0 up in double.
+/// or e where q is not finite. But with kTwoAbs the two take_off have the same magnitude. Writes
+/// ceil(count / 8) bytes, unused bits 0. The order of sums: lane i mod 16 in float for element i,
+/// the lanes from 0 up in double.
 SignSums EncodeSigns(SignSum sum, const float* input, float* values, float alpha,
                      float take_off_negative, float take_off_rest, std::size_t count,
                      std::byte* bits);

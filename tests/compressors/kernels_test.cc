@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "common/base/bytes.h"
@@ -142,6 +143,51 @@ TEST_CASE("sums of signs have 16 float lanes and are added in double", "[compres
       }
     });
   }
+}
+
+TEST_CASE("signs keep what is finite, also where its sum is not", "[compressors][kernels]") {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr std::size_t kCount = 203;
+  for (const auto sum :
+       {kernels::SignSum::kAbs, kernels::SignSum::kSquares, kernels::SignSum::kTwoAbs}) {
+    CAPTURE(static_cast<int>(sum));
+    for (const std::size_t bad : {std::size_t{5}, std::size_t{77}, std::size_t{202}, kCount}) {
+      CAPTURE(bad);
+      std::vector<float> x(kCount);
+      for (std::size_t i = 0; i < kCount; ++i) x[i] = i % 3 == 0 ? -kMax : kMax / 2;
+      if (bad < kCount) x[bad] = kNan;
+      ForEachTarget([&] {
+        std::vector<float> values(kCount);
+        for (std::size_t i = 0; i < kCount; ++i) values[i] = i % 2 == 0 ? -3.0F : 4.0F;
+        std::vector<std::byte> bits((kCount + 7) / 8);
+        const kernels::SignSums sums =
+            kernels::EncodeSigns(sum, x.data(), values.data(), 1, -2.0F, 2.0F, kCount, bits.data());
+        REQUIRE(sums.finite == (bad == kCount));
+        for (std::size_t i = 0; i < kCount; ++i) {
+          REQUIRE(values[i] == (i == bad ? (i % 2 == 0 ? -1.0F : 2.0F) : x[i]));
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("zeros keep their sign where nothing is taken off", "[compressors][kernels]") {
+  const std::vector<float> x(67, -0.0F);
+  ForEachTarget([&] {
+    for (const bool lazy : {false, true}) {
+      CAPTURE(lazy);  // of scale 0: -0 - -0 is +0
+      std::vector<float> values(x.size(), -0.0F);
+      std::vector<std::byte> bits((x.size() + 7) / 8);
+      kernels::EncodeSigns(kernels::SignSum::kAbs, x.data(), values.data(), 1, lazy ? -0.0F : 0.0F,
+                           0.0F, x.size(), bits.data());
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const bool bit = ((bits[i / 8] >> (i % 8)) & std::byte{1}) != std::byte{0};
+        REQUIRE(bit == !lazy);
+        REQUIRE(std::signbit(values[i]) == !lazy);
+      }
+    }
+  });
 }
 
 TEST_CASE("there is plain code beside the vector kernels", "[compressors][kernels]") {
