@@ -577,6 +577,94 @@ void PackTrits(const std::byte* HWY_RESTRICT trits, std::size_t num_bytes,
   }
 }
 
+constexpr std::size_t kTritsPerByte = 5;
+
+/// A byte times this, modulo 2^16, is its share of 243 as a fraction of 16 bits, and 3^k times that
+/// has dropped the k highest trits; three times the fraction then is the next trit and a rest. 270
+/// is more than 2^16 / 243, by less than what 242 * 81 times of it would make a trit wrong.
+constexpr std::uint16_t TritMultiplier(std::size_t trit) {
+  unsigned multiplier = 270;
+  for (; trit < kTritsPerByte - 1; ++trit) multiplier *= 3;
+  return static_cast<std::uint16_t>(multiplier);
+}
+
+#if GRADWIRE_VECTORS
+/// Where the trits of two vectors come from, if the first one is that many trits behind the begin
+/// of a byte: lane i of 32 bits has element i in its low half and element N + i in its high one.
+struct TritTable {
+  alignas(64) std::uint8_t bytes[4 * N];
+  alignas(64) std::uint16_t multipliers[2 * N];
+};
+
+constexpr std::array<TritTable, kTritsPerByte> MakeTritTables() {
+  std::array<TritTable, kTritsPerByte> tables{};
+  for (std::size_t phase = 0; phase < kTritsPerByte; ++phase) {
+    for (std::size_t half = 0; half < 2 * N; ++half) {
+      const std::size_t trit = phase + half / 2 + half % 2 * N;
+      tables[phase].bytes[2 * half] = static_cast<std::uint8_t>(trit / kTritsPerByte);
+      tables[phase].bytes[2 * half + 1] = 0x80;  // looks up 0
+      tables[phase].multipliers[half] = TritMultiplier(trit % kTritsPerByte);
+    }
+  }
+  return tables;
+}
+constexpr auto kTritTables = MakeTritTables();
+#endif
+
+template <bool kAdd>
+void DecodeTritsAs(const std::byte* HWY_RESTRICT bytes, [[maybe_unused]] std::size_t num_bytes,
+                   std::size_t skip, float scale, std::size_t count, float* HWY_RESTRICT out) {
+  std::size_t i = 0;
+  HWY_ALIGN float values[kLanes] = {0, scale, -scale};
+#if GRADWIRE_VECTORS
+  constexpr std::size_t kStep = 2 * N;
+  using Word = std::uint64_t;  // has the trits of a step, whatever the phase
+  static_assert((kTritsPerByte - 1 + kStep - 1) / kTritsPerByte < sizeof(Word));
+  const DW dw;
+  const hn::Repartition<std::uint8_t, D> db;
+  const hn::Repartition<Word, D> dq;
+  const VU table = hn::BitCast(du, hn::Load(d, values));
+  const auto three = hn::Set(dw, 3);
+  const VU low = hn::Set(du, 0xffff);
+  const auto put = [&](VU trits, float* to) HWY_ATTR {
+    V value = hn::BitCast(d, hn::TableLookupLanes(table, hn::IndicesFromVec(du, trits)));
+    if constexpr (kAdd) value = hn::Add(hn::LoadU(d, to), value);
+    hn::StoreU(value, d, to);
+  };
+  std::size_t at = 0;
+  std::size_t phase = skip;
+  for (; i + kStep <= count && at + sizeof(Word) <= num_bytes; i += kStep) {
+    const TritTable& from = kTritTables[phase];
+    const auto word = hn::BitCast(db, hn::Set(dq, LoadLe<Word>(bytes + at)));
+    const auto spread = hn::BitCast(dw, hn::TableLookupBytesOr0(word, hn::Load(db, from.bytes)));
+    const auto fractions = hn::Mul(spread, hn::Load(dw, from.multipliers));
+    const VU trits = hn::BitCast(du, hn::MulHigh(fractions, three));
+    put(hn::And(trits, low), out + i);
+    put(hn::ShiftRight<16>(trits), out + i + N);
+    phase += kStep % kTritsPerByte;
+    at += kStep / kTritsPerByte + phase / kTritsPerByte;
+    phase %= kTritsPerByte;
+  }
+#endif
+  for (; i < count; ++i) {
+    const std::size_t trit = skip + i;
+    const auto byte = std::to_integer<unsigned>(bytes[trit / kTritsPerByte]);
+    const unsigned fraction = byte * TritMultiplier(trit % kTritsPerByte) & 0xffff;
+    const float value = values[fraction * 3 >> 16];
+    out[i] = kAdd ? out[i] + value : value;
+  }
+}
+
+void DecodeTrits(const std::byte* bytes, std::size_t num_bytes, std::size_t skip, float scale,
+                 std::size_t count, float* out) {
+  DecodeTritsAs<false>(bytes, num_bytes, skip, scale, count, out);
+}
+
+void DecodeAddTrits(const std::byte* bytes, std::size_t num_bytes, std::size_t skip, float scale,
+                    std::size_t count, float* out) {
+  DecodeTritsAs<true>(bytes, num_bytes, skip, scale, count, out);
+}
+
 // ----------------------------------------------------------------------------------------- twobit
 
 /// The 16 low bits of `positive` at even places, of `negative` at odd ones.
@@ -704,6 +792,8 @@ HWY_EXPORT(DecodeAddNatural);
 HWY_EXPORT(MeasureMoments);
 HWY_EXPORT(EncodeTrits);
 HWY_EXPORT(PackTrits);
+HWY_EXPORT(DecodeTrits);
+HWY_EXPORT(DecodeAddTrits);
 HWY_EXPORT(EncodeTwobit);
 HWY_EXPORT(DecodeTwobit);
 HWY_EXPORT(DecodeAddTwobit);
@@ -764,27 +854,18 @@ void DecodeAddTwobit(const std::byte* bytes, float theta, std::size_t count, flo
   HWY_DYNAMIC_DISPATCH(DecodeAddTwobit)(bytes, theta, count, accumulator);
 }
 
-// Trits are spread with words of 64 bits, the same on every target.
-
 void PackTrits(const std::byte* trits, std::size_t num_bytes, std::byte* out) {
   HWY_DYNAMIC_DISPATCH(PackTrits)(trits, num_bytes, out);
 }
 
-void UnpackTrits(const std::byte* bytes, std::size_t num_bytes, std::byte* levels) {
-  static constexpr auto kLevels = [] {
-    constexpr std::array<std::uint64_t, 3> kLevel = {0, 1, 0xff};
-    std::array<std::uint64_t, 243> words{};
-    for (std::size_t byte = 0; byte < words.size(); ++byte) {
-      std::size_t digits = byte;
-      for (int trit = 0; trit < 5; ++trit, digits /= 3) {
-        words[byte] |= kLevel[digits % 3] << (8 * trit);
-      }
-    }
-    return words;
-  }();
-  for (std::size_t b = 0; b < num_bytes; ++b) {
-    StoreLe(levels + 5 * b, kLevels[std::to_integer<std::size_t>(bytes[b])]);
-  }
+void DecodeTrits(const std::byte* bytes, std::size_t num_bytes, std::size_t skip, float scale,
+                 std::size_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeTrits)(bytes, num_bytes, skip, scale, count, out);
+}
+
+void DecodeAddTrits(const std::byte* bytes, std::size_t num_bytes, std::size_t skip, float scale,
+                    std::size_t count, float* accumulator) {
+  HWY_DYNAMIC_DISPATCH(DecodeAddTrits)(bytes, num_bytes, skip, scale, count, accumulator);
 }
 
 }  // namespace gradwire::kernels

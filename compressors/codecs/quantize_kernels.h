@@ -59,10 +59,14 @@ void EncodeTrits(const float* input, float* residual, float inverse, float scale
 /// Five trits a byte, the first one the lowest digit in base 3.
 /// Shapes: trits[5 * num_bytes], readable for kTritSlack bytes more.
 void PackTrits(const std::byte* trits, std::size_t num_bytes, std::byte* out);
-/// The levels 0, 1 and -1 of trits, for DecodeInt8. Bytes are at most 242.
-/// Shapes: levels[5 * num_bytes], writable for kTritSlack bytes more.
-void UnpackTrits(const std::byte* bytes, std::size_t num_bytes, std::byte* levels);
 inline constexpr std::size_t kTritSlack = 3;
+/// out[i] = 0, scale or -scale for trit skip + i. Shapes: bytes[num_bytes], all readable, which
+/// hold at least skip + count trits; skip below 5. Bytes are at most 242.
+void DecodeTrits(const std::byte* bytes, std::size_t num_bytes, std::size_t skip, float scale,
+                 std::size_t count, float* out);
+/// accumulator[i] += 0, scale or -scale.
+void DecodeAddTrits(const std::byte* bytes, std::size_t num_bytes, std::size_t skip, float scale,
+                    std::size_t count, float* accumulator);
 
 struct TwobitResult {
   bool finite = true;

@@ -23,7 +23,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::size_t kTritsPerByte = 5;
 constexpr std::uint8_t kByteValues = 243;  // 3^5
 
-/// Room for the trits of a block, and of a byte that it begins or ends in.
+/// Room for the trits of a block, and of bytes that it begins and ends in.
 using TritBuffer = std::array<std::byte, kBlockElements + 2 * kTritsPerByte + kernels::kTritSlack>;
 
 /// Turns trits into bytes as they come; what does not fill a byte waits for the next block.
@@ -118,21 +118,21 @@ class TerngradCodec final : public Compressor {
   }
 
   Status Decode(ByteView payload, const CodecContext&, std::span<float> output) const override {
-    return DecodeWith(kernels::DecodeInt8, payload, output);
+    return DecodeWith(kernels::DecodeTrits, payload, output);
   }
 
   Status DecodeAdd(ByteView payload, const CodecContext&,
                    std::span<float> accumulator) const override {
-    return DecodeWith(kernels::DecodeAddInt8, payload, accumulator);
+    return DecodeWith(kernels::DecodeAddTrits, payload, accumulator);
   }
 
   void DecodeAddRange(ByteView payload, std::size_t n, const CodecContext&, std::size_t offset,
                       std::span<float> accumulator) const override {
-    assert(offset + accumulator.size() <= n && accumulator.size() <= kBlockElements);
+    assert(offset + accumulator.size() <= n);
     static_cast<void>(n);
     if (accumulator.empty()) return;
     const ScopedFloatMode ieee;
-    DecodeRange(kernels::DecodeAddInt8, payload, offset, accumulator);
+    DecodeRange(kernels::DecodeAddTrits, payload, offset, accumulator);
   }
 
   void Flush(Residual&) const override {}
@@ -144,7 +144,8 @@ class TerngradCodec final : public Compressor {
   }
 
  private:
-  using DecodeKernel = void (*)(const std::byte*, float, std::size_t, float*);
+  using DecodeKernel = void (*)(const std::byte*, std::size_t, std::size_t, float, std::size_t,
+                                float*);
 
   static std::size_t NumBytes(std::size_t n) {
     return n / kTritsPerByte + (n % kTritsPerByte != 0 ? 1 : 0);
@@ -158,15 +159,12 @@ class TerngradCodec final : public Compressor {
     return clip_ * (sigma < static_cast<double>(kMax) ? static_cast<float>(sigma) : kMax);
   }
 
-  /// At most a block; it may begin inside of a byte.
+  /// May begin inside of a byte.
   static void DecodeRange(DecodeKernel kernel, ByteView payload, std::size_t offset,
                           std::span<float> values) {
-    TritBuffer levels;
-    const std::size_t begin = offset / kTritsPerByte;
-    const std::size_t end = NumBytes(offset + values.size());
-    kernels::UnpackTrits(payload.data() + sizeof(float) + begin, end - begin, levels.data());
-    kernel(levels.data() + offset % kTritsPerByte, LoadLe<float>(payload.data()), values.size(),
-           values.data());
+    const ByteView bytes = payload.subspan(sizeof(float) + offset / kTritsPerByte);
+    kernel(bytes.data(), bytes.size(), offset % kTritsPerByte, LoadLe<float>(payload.data()),
+           values.size(), values.data());
   }
 
   /// Checks bytes while they are about to be read anyway.

@@ -9,6 +9,7 @@
 #include "common/base/bytes.h"
 #include "common/base/random.h"
 #include "compressors/codecs/half.h"
+#include "compressors/codecs/quantize_kernels.h"
 #include "compressors/compressor.h"
 #include "tests/catch.h"
 
@@ -185,6 +186,37 @@ TEST_CASE("zeros keep their sign where nothing is taken off", "[compressors][ker
         const bool bit = ((bits[i / 8] >> (i % 8)) & std::byte{1}) != std::byte{0};
         REQUIRE(bit == !lazy);
         REQUIRE(std::signbit(values[i]) == !lazy);
+      }
+    }
+  });
+}
+
+TEST_CASE("trits of every byte are decoded from any of them on", "[compressors][kernels]") {
+  constexpr std::size_t kBytes = 243;
+  constexpr float kLevels[3] = {0, 1.5F, -1.5F};
+  std::vector<std::byte> bytes(kBytes);
+  std::vector<float> expected;
+  for (std::size_t b = 0; b < kBytes; ++b) {
+    bytes[b] = static_cast<std::byte>(b * 100 % kBytes);
+    std::size_t digits = b * 100 % kBytes;
+    for (int trit = 0; trit < 5; ++trit, digits /= 3) expected.push_back(kLevels[digits % 3]);
+  }
+  ForEachTarget([&] {
+    for (std::size_t skip = 0; skip < 5; ++skip) {
+      for (const std::size_t count : {0UL, 1UL, 7UL, 31UL, 32UL, 33UL, 1100UL, 1210UL}) {
+        CAPTURE(skip, count);
+        std::vector<float> out(count, 7.0F);
+        std::vector<float> sum(count, 0.25F);
+        // No byte behind the last one may be read.
+        const std::size_t num_bytes = (skip + count + 4) / 5;
+        const std::vector<std::byte> exact(bytes.begin(),
+                                           bytes.begin() + static_cast<std::ptrdiff_t>(num_bytes));
+        kernels::DecodeTrits(exact.data(), num_bytes, skip, 1.5F, count, out.data());
+        kernels::DecodeAddTrits(exact.data(), num_bytes, skip, 1.5F, count, sum.data());
+        for (std::size_t i = 0; i < count; ++i) {
+          REQUIRE(out[i] == expected[skip + i]);
+          REQUIRE(sum[i] == expected[skip + i] + 0.25F);
+        }
       }
     }
   });
