@@ -248,16 +248,26 @@ bool AddFeedback(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, 
   bool finite = true;
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
-  M all = AllLanes();
+  // Zero times q, added up, is a number while all q are finite, which is looked at for some vectors
+  // together; each q is where it is not.
+  constexpr std::size_t kTogether = 4;
+  V zeros = hn::Zero(d);
   const V weight = hn::Set(d, alpha);
-  for (; i + N <= count; i += N) {
-    const V e = hn::LoadU(d, residual + i);
-    const V q = hn::Add(hn::LoadU(d, input + i), hn::Mul(weight, e));
-    const M ok = FiniteLanes(q);
-    all = hn::And(all, ok);
-    hn::StoreU(hn::IfThenElse(ok, q, e), d, residual + i);
+  for (; i + kTogether * N <= count; i += kTogether * N) {
+    V q[kTogether];
+    for (std::size_t v = 0; v < kTogether; ++v) {
+      const std::size_t at = i + v * N;
+      q[v] = hn::Add(hn::LoadU(d, input + at), hn::Mul(weight, hn::LoadU(d, residual + at)));
+      zeros = hn::MulAdd(q[v], hn::Zero(d), zeros);
+    }
+    if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Eq(zeros, zeros)))) {
+      finite = false;
+      for (std::size_t v = 0; v < kTogether; ++v) {
+        q[v] = hn::IfThenElse(FiniteLanes(q[v]), q[v], hn::LoadU(d, residual + i + v * N));
+      }
+    }
+    for (std::size_t v = 0; v < kTogether; ++v) hn::StoreU(q[v], d, residual + i + v * N);
   }
-  finite = hn::AllTrue(d, all);
 #endif
   for (; i < count; ++i) {
     const float q = input[i] + alpha * residual[i];

@@ -212,6 +212,14 @@ class RandomkCodec final : public Compressor {
     const std::size_t most = chunk.end - first;
     const auto count = static_cast<std::size_t>(
         std::lower_bound(indices, indices + most, offset + elements) - indices);
+    if (e != nullptr && value_ == kernels::CastFormat::kF32) {
+      float* const from = e - offset;  // q is there, not to be multiplied; what is left of it is 0
+      for (std::size_t i = 0; i < count; ++i) {
+        StoreLe(output + i * sizeof(float), from[indices[i]]);
+        from[indices[i]] = 0.0F;
+      }
+      return count;
+    }
     for (std::size_t i = 0; i < count; ++i) indices[i] -= static_cast<std::uint32_t>(offset);
     float* const values = chunk.values.data();
     if (factor == 1) {
@@ -224,10 +232,6 @@ class RandomkCodec final : public Compressor {
     }
     kernels::EncodeCast(value_, values, nullptr, 1, count, output);
     if (e == nullptr) return count;
-    if (value_ == kernels::CastFormat::kF32) {
-      for (std::size_t i = 0; i < count; ++i) e[indices[i]] = 0.0F;  // q - q
-      return count;
-    }
     std::array<float, Chunk::kCapacity> decoded;
     kernels::DecodeCast(value_, output, count, decoded.data());
     for (std::size_t i = 0; i < count; ++i) e[indices[i]] = values[i] - decoded[i];

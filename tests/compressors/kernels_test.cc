@@ -173,6 +173,28 @@ TEST_CASE("signs keep what is finite, also where its sum is not", "[compressors]
   }
 }
 
+TEST_CASE("feedback is added where q is finite, whatever its neighbours are",
+          "[compressors][kernels]") {
+  constexpr std::size_t kCount = 150;
+  constexpr float kMax = std::numeric_limits<float>::max();
+  for (const float bad : {std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN(), kMax, 1.0F}) {
+    CAPTURE(bad);
+    for (const std::size_t at : {0UL, 63UL, 64UL, 149UL}) {
+      CAPTURE(at);
+      std::vector<float> x(kCount, kMax / 4);
+      x[at] = bad;
+      ForEachTarget([&] {
+        std::vector<float> residual(kCount, kMax / 2);  // kMax + kMax / 2 overflows
+        REQUIRE(kernels::AddFeedback(x.data(), residual.data(), 1, kCount) == (bad == 1.0F));
+        for (std::size_t i = 0; i < kCount; ++i) {
+          REQUIRE(residual[i] == (i == at ? kMax / 2 : kMax / 4 * 3));
+        }
+      });
+    }
+  }
+}
+
 TEST_CASE("zeros keep their sign where nothing is taken off", "[compressors][kernels]") {
   const std::vector<float> x(67, -0.0F);
   ForEachTarget([&] {
