@@ -4,6 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
 
 #include "tests/catch.h"
 
@@ -56,24 +59,45 @@ TEST_CASE("a model list that is wrong is refused with file and line", "[plan][un
   CHECK(missing.message().find("No such file") != std::string::npos);
 }
 
-TEST_CASE("every model list in configs is read", "[plan][unit]") {
-  int lists = 0;
+TEST_CASE("every model list in configs has the published model's tensors and parameters",
+          "[plan][unit]") {
+  struct Published {
+    std::string file;
+    std::size_t tensors;
+    std::uint64_t parameters;
+    std::string first;
+    std::string last;
+  };
+  // BERT: 110 M parameters in the paper, which rounds and counts the pooler.
+  const Published models[] = {
+      {"bert_base.txt", 199, 109482240, "embeddings.word_embeddings.weight", "pooler.dense.bias"},
+      {"gpt2_small.txt", 148, 124439808, "wte.weight", "ln_f.bias"},
+      {"resnet50.txt", 161, 25557032, "conv1.weight", "fc.bias"},
+      {"vgg16.txt", 32, 138357544, "features.0.weight", "classifier.6.bias"},
+  };
+  std::set<std::string> files;
   const std::string folder = std::string(GRADWIRE_SOURCE_DIR) + "/configs/models";
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const auto tensors = ReadModelList(entry.path().string());
-    CAPTURE(entry.path().string());
+    files.insert(entry.path().filename().string());
+  }
+  CHECK(files.size() == std::size(models));
+  for (const Published& model : models) {
+    CAPTURE(model.file);
+    const auto tensors = ReadModelList(folder + "/" + model.file);
     INFO(tensors.status().ToString());
     REQUIRE(tensors.ok());
     std::uint64_t elements = 0;
-    for (const TensorDeclaration& tensor : *tensors) elements += tensor.num_elements();
-    if (entry.path().filename() == "bert_base.txt") {
-      // 110 M parameters in the paper, which rounds and counts the pooler.
-      CHECK(tensors->size() == 199);
-      CHECK(elements == 109482240);
+    std::set<std::string> names;
+    for (const TensorDeclaration& tensor : *tensors) {
+      elements += tensor.num_elements();
+      names.insert(tensor.name);
     }
-    ++lists;
+    CHECK(tensors->size() == model.tensors);
+    CHECK(names.size() == model.tensors);
+    CHECK(elements == model.parameters);
+    CHECK(tensors->front().name == model.first);
+    CHECK(tensors->back().name == model.last);
   }
-  CHECK(lists >= 1);
 }
 
 }  // namespace
