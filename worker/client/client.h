@@ -14,6 +14,7 @@
 #include "common/config/config.h"
 #include "common/transport/loop.h"
 #include "common/wire/plan_data.h"
+#include "worker/client/overlap_meter.h"
 
 namespace gradwire {
 
@@ -43,6 +44,9 @@ struct ClientStats {
   double compression_saves_ms = 0;  // a step; negative if payloads are larger than gradients
   double compression_costs_ms = 0;  // a step
   double goodput = 0;
+  /// How much of the communication the caller's computing can hide, over the last 16 steps. Needs
+  /// EndStep between steps.
+  OverlapFigures overlap;
 };
 
 /// A worker's connection to the servers: declares tensors and push-pulls them.

@@ -32,6 +32,7 @@
 #include "compressors/feedback/residual_store.h"
 #include "worker/client/client.h"
 #include "worker/client/goodput.h"
+#include "worker/client/overlap_meter.h"
 #include "worker/client/unit_io.h"
 
 namespace gradwire {
@@ -110,6 +111,7 @@ class ClientImpl final : public Client, private LoopHandler {
     ClientStats stats = stats_;
     stats.traffic = loop_->traffic();
     AddCompression(stats);
+    stats.overlap = overlap_.figures();
     return stats;
   }
 
@@ -459,6 +461,7 @@ class ClientImpl final : public Client, private LoopHandler {
   LogLimiter nonfinite_log_;
   LogLimiter out_of_bound_log_{std::chrono::seconds(10)};
   GoodputMeter goodput_;
+  OverlapMeter overlap_;
   std::optional<std::uint64_t> first_compressed_step_;
   bool compression_was_told_ = false;
   std::chrono::nanoseconds codec_time_{};

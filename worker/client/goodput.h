@@ -54,6 +54,9 @@ class GoodputMeter {
     skips_next_ = outstanding_ > sent_since_computed_;
   }
 
+  /// What counts so far.
+  std::uint64_t bytes() const { return bytes_; }
+  Clock::duration busy() const { return busy_; }
   /// Units: bytes a second; 0 before the first receipt that counts.
   double bytes_per_second() const {
     const double seconds = std::chrono::duration<double>(busy_).count();

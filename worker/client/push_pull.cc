@@ -76,6 +76,9 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
   stats_.raw_pull_bytes += bytes;
   const Handle handle{id, ++tensor.generation};
   if (tensor.parts.empty()) return handle;  // no elements: done
+  if (declared.op != ReduceOp::kBroadcast) {
+    overlap_.HandedOver(step_, {goodput_.bytes(), goodput_.busy()}, Clock::now());
+  }
   tensor.in_flight = true;
   tensor.outcome = Status();
   tensor.nonfinite_ranks.reset();
@@ -425,6 +428,7 @@ void ClientImpl::SendPump() {
       Payload payload = work.payload;
       const PeerId peer = connection.peer;
       goodput_.Sent(Clock::now());
+      overlap_.Pushed(work.payload.size());
       lock.unlock();
       // A peer that has just gone: OnDown puts the unit back into the queue.
       (void)loop_->Send(peer, header, std::move(payload));
@@ -472,6 +476,7 @@ void ClientImpl::OnReply(const Header& header, Payload payload) {
     }
     work->state = UnitState::kDecoding;
     work->reply_kind = header.reply;
+    overlap_.Pulled(payload.size());
     work->reply = std::move(payload);
     GiveToken(*work);  // after a cut the reply may come without the receipt
     if (!ready_.empty()) ScheduleEncode();
@@ -710,14 +715,14 @@ Status ClientImpl::Wait(const Handle& handle) {
   }
   Tensor& tensor = *tensors_[index];
   const auto done = [&] { return !tensor.in_flight || tensor.generation != handle.generation; };
-  if (!done()) {
-    const Status waited = Await(lock, done, [&] {
-      return fmt::format("tensor '{}' has waited: {}", plan_->tensors[index].name,
-                         DescribeWait(index));
-    });
-    // After a failure what is left is memory that others still read.
-    if (!waited.ok() && !changed_.wait_for(lock, kReleaseTimeout, done)) return waited;
-  }
+  overlap_.WaitBegins(Clock::now());
+  const Status waited = done() ? Status::Ok() : Await(lock, done, [&] {
+    return fmt::format("tensor '{}' has waited: {}", plan_->tensors[index].name,
+                       DescribeWait(index));
+  });
+  overlap_.WaitEnds(Clock::now());
+  // After a failure what is left is memory that others still read.
+  if (!waited.ok() && !changed_.wait_for(lock, kReleaseTimeout, done)) return waited;
   return tensor.generation == handle.generation ? tensor.outcome : error_;
 }
 
@@ -729,7 +734,10 @@ Status ClientImpl::WaitFor(const Handle& handle, std::chrono::milliseconds timeo
       return !error_.ok() || index >= tensors_.size() || !tensors_[index]->in_flight ||
              tensors_[index]->generation != handle.generation;
     };
-    if (!changed_.wait_for(lock, timeout, over)) {
+    overlap_.WaitBegins(Clock::now());
+    const bool in_time = changed_.wait_for(lock, timeout, over);
+    overlap_.WaitEnds(Clock::now());
+    if (!in_time) {
       return Timeout(fmt::format("tensor '{}' on rank {} is not complete after {} ms: {}",
                                  plan_->tensors[index].name, rank_, timeout.count(),
                                  DescribeWait(index)));
