@@ -373,6 +373,8 @@ TEST_CASE("two workers sum every dtype and average in place", "[capi]") {
     failures.Expect(value == 0, "a cost without compression");
     failures.Ok(gradwire_get_value(client, "goodput", &value), "goodput");
     failures.Expect(value > 0, "no goodput");
+    failures.Ok(gradwire_get_value(client, "ccr", &value), "ccr");
+    failures.Expect(value >= 0, "a ratio below 0");
     failures.Expect(gradwire_get_value(client, "godput", &value) == GRADWIRE_NOT_FOUND &&
                         Has(gradwire_last_error(), "'godput'") &&
                         Has(gradwire_last_error(), "compression_saves_ms, "),

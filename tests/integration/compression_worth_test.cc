@@ -43,6 +43,27 @@ TEST_CASE("a client counts what compression saves and costs a step", "[integrati
   REQUIRE(stats.compression_saves_ms == Approx(saved / stats.goodput * 1e3));
 }
 
+TEST_CASE("a client measures how much of its communication can be hidden", "[integration][worth]") {
+  const auto kind = GENERATE(TransportKind::kInproc, TransportKind::kZmq);
+  const bool is_compressed = GENERATE(false, true);
+  CAPTURE(ToString(kind), is_compressed);
+  Config config = TestConfig(2);
+  SetCompressor(config, is_compressed ? "onebit" : "none");
+  const OverlapFigures overlap = StatsAfter(config, kind, 40).overlap;
+  CHECK(overlap.steps == 16);
+  CHECK(overlap.up_bytes == Approx(is_compressed ? 5000 + 4 * 3 : 160000));
+  CHECK(overlap.down_bytes == Approx(overlap.up_bytes));
+  CHECK(overlap.goodput > 0.0);
+  CHECK(overlap.comm_ms == Approx(overlap.up_bytes / overlap.goodput * 1e3));
+  CHECK(overlap.ccr() == Approx(overlap.comm_ms / overlap.compute_ms));
+  // It waits for each push-pull at once.
+  CHECK(overlap.exposed_ms > 0.0);
+  CHECK(overlap.compute_ms > 0.0);
+  CHECK(overlap.step_ms >= Approx(overlap.exposed_ms + overlap.compute_ms));
+  // A step is known when the next one begins.
+  CHECK(StatsAfter(config, kind, 1).overlap.steps == 0);
+}
+
 TEST_CASE("without compression there is nothing to save and no cost", "[integration][worth]") {
   const auto kind = GENERATE(TransportKind::kInproc, TransportKind::kZmq);
   Config config = TestConfig(2);

@@ -55,6 +55,12 @@ class TrainTest(unittest.TestCase):
             digests = [self.train(workers, *each)[0]["digest"] for each in settings]
             self.assertEqual(digests, [digests[0]] * len(digests), f"{workers} workers")
 
+    def test_the_report_has_how_much_communication_is_hidden(self):
+        report, _ = self.train(2, steps=20)
+        for name in ("step_ms", "comm_ms", "compute_ms", "exposed_ms"):
+            self.assertGreater(report[name], 0, name)
+        self.assertAlmostEqual(report["ccr"], report["comm_ms"] / report["compute_ms"], places=5)
+
     def test_another_seed_gives_other_parameters(self):
         # Otherwise the digests above would say nothing.
         one, _ = self.train(2, "job.seed=1")

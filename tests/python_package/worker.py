@@ -229,6 +229,9 @@ def worth():
     is_compressed = os.environ["COMPRESSED"] == "yes"
     for name in ("compression_saves_ms", "compression_costs_ms"):
         expect((counts[name] > 0) == is_compressed, f"{counts}")
+    for name in ("step_ms", "comm_ms", "compute_ms", "exposed_ms", "ccr"):
+        expect(counts[name] > 0, f"{counts}")
+    expect(counts["step_ms"] >= counts["compute_ms"] + counts["exposed_ms"], f"{counts}")
 
 
 def plan():

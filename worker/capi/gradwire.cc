@@ -495,7 +495,12 @@ gradwire_status gradwire_get_value(const gradwire_client* client, const char* na
     const std::pair<std::string_view, double> values[] = {
         {"compression_saves_ms", now.compression_saves_ms},
         {"compression_costs_ms", now.compression_costs_ms},
-        {"goodput", now.goodput}};
+        {"goodput", now.goodput},
+        {"step_ms", now.overlap.step_ms},
+        {"comm_ms", now.overlap.comm_ms},
+        {"compute_ms", now.overlap.compute_ms},
+        {"exposed_ms", now.overlap.exposed_ms},
+        {"ccr", now.overlap.ccr()}};
     std::string names;
     for (const auto& [known, number] : values) {
       if (known == name) {

@@ -206,6 +206,10 @@ gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats
 /* One number by name, for what has come since gradwire_stats was fixed. Since the first step that
    compressed something, all 0 without one: "compression_saves_ms" and "compression_costs_ms", each
    a step; since the connection was made: "goodput", payload bytes a second (0 until it is known).
+   Means of the last 16 steps, 0 before the second gradwire_end_step: "step_ms", a step's time;
+   "comm_ms", its bytes over the goodput; "compute_ms", the time of the caller's in which they can
+   be on their way; "ccr", comm_ms over compute_ms; "exposed_ms", how long the caller was blocked.
+   docs/operations.md has the definitions.
    Errors: NOT_FOUND with the names there are. */
 gradwire_status gradwire_get_value(const gradwire_client* client, const char* name, double* value);
 

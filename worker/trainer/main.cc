@@ -103,9 +103,14 @@ std::uint64_t StepsOf(const Arguments& arguments, std::size_t samples, std::uint
 void PrintProgress(const Progress& p) {
   fmt::print(
       "step {}/{}  loss {:.4f}  {:.2f} steps/s  raw {:.1f} MB/s  wire {:.1f} MB/s  ratio {:.2f}  "
-      "{:.1f} GFLOP/s\n",
+      "{:.1f} GFLOP/s",
       p.step, p.total_steps, p.loss, p.steps_per_second, p.raw_megabytes_per_second,
       p.wire_megabytes_per_second, p.ratio, p.gflops);
+  if (p.overlap.comm_ms > 0.0) {
+    fmt::print("  CCR {:.2f}  exposed {:.1f} of {:.1f} ms", p.overlap.ccr(), p.overlap.exposed_ms,
+               p.overlap.step_ms);
+  }
+  fmt::print("\n");
   std::fflush(stdout);
 }
 
@@ -126,6 +131,13 @@ void PrintSummary(const RunSummary& run) {
   PrintVolume("initial parameters", r.broadcast);
   fmt::print("loss {:.4f} -> {:.4f}, skipped updates {}, void units {}\n", r.first_loss,
              r.last_loss, r.skipped_updates, r.nonfinite_units);
+  if (r.overlap.comm_ms > 0.0) {
+    fmt::print(
+        "last steps: {:.2f} ms, of which {:.2f} blocked; communication {:.2f} over {:.2f} ms that "
+        "can hide it: CCR {:.2f}\n",
+        r.overlap.step_ms, r.overlap.exposed_ms, r.overlap.comm_ms, r.overlap.compute_ms,
+        r.overlap.ccr());
+  }
   fmt::print("accuracy {:.4f}  seed {}  digest {:016x}\n", run.accuracy, run.seed, r.digest);
   std::fflush(stdout);
 }

@@ -93,6 +93,13 @@ std::string ToJson(const RunSummary& run) {
   json.Real("broadcast_seconds", report.broadcast_seconds);
   json.Integer("skipped_updates", report.skipped_updates);
   json.Integer("nonfinite_units", report.nonfinite_units);
+  const OverlapFigures& overlap = report.overlap;
+  const bool is_known = overlap.comm_ms > 0.0;
+  json.RealOrNull("step_ms", overlap.step_ms, is_known);
+  json.RealOrNull("comm_ms", overlap.comm_ms, is_known);
+  json.RealOrNull("compute_ms", overlap.compute_ms, is_known);
+  json.RealOrNull("exposed_ms", overlap.exposed_ms, is_known);
+  json.RealOrNull("ccr", overlap.ccr(), is_known);
   json.Text("digest", fmt::format("{:016x}", report.digest));
   return json.Finish();
 }

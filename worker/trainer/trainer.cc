@@ -154,6 +154,7 @@ class Run {
     const ClientStats after = client_.stats();
     report_.gradients = Between(before, after);
     report_.nonfinite_units = after.nonfinite_units - before.nonfinite_units;
+    report_.overlap = after.overlap;
     return Status::Ok();
   }
 
@@ -237,6 +238,7 @@ class Run {
     progress.wire_megabytes_per_second = static_cast<double>(wire) * 1e-6 / seconds;
     progress.ratio = Ratio(raw, wire);
     progress.gflops = steps * model_.StepFlops(options_.batch) / compute * 1e-9;
+    progress.overlap = stats.overlap;
     options_.on_progress(progress);
     mark_ = Clock::now();
     mark_stats_ = stats;

@@ -30,6 +30,7 @@ struct Progress {
   double wire_megabytes_per_second = 0.0;
   double ratio = 0.0;  // raw over wire; 0 if nothing went over a wire
   double gflops = 0.0;
+  OverlapFigures overlap;  // of the client
 };
 
 struct TrainOptions {
@@ -62,6 +63,7 @@ struct TrainReport {
   double broadcast_seconds = 0.0;
   std::uint64_t skipped_updates = 0;  // tensor updates left out because the gradient wasn't finite
   std::uint64_t nonfinite_units = 0;  // void rounds that the client counted
+  OverlapFigures overlap;             // of the last steps, as the client measures it
   std::uint64_t digest = 0;           // of the final parameters; equal on all ranks
 
   double gflops() const { return compute_seconds > 0.0 ? flops / compute_seconds * 1e-9 : 0.0; }
@@ -119,6 +121,8 @@ struct RunSummary {
 ///   broadcast_raw_push_bytes, broadcast_raw_pull_bytes, broadcast_sent_bytes,
 ///   broadcast_received_bytes, broadcast_seconds (initial parameters)
 ///   skipped_updates, nonfinite_units
+///   step_ms, comm_ms, compute_ms, exposed_ms, ccr (means of the last 16 steps, docs/operations.md;
+///   null where nothing is communicated)
 ///   digest (16 hexadecimal digits, a string)
 /// Numbers that are not finite are null.
 std::string ToJson(const RunSummary& run);

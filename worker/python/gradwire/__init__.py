@@ -304,13 +304,16 @@ def plan() -> Dict[str, Any]:
 def stats() -> Dict[str, Union[int, float]]:
     """Counts since init: sent_bytes and received_bytes on the wire, raw_push_bytes and raw_pull_bytes
     at the tensors' own dtypes, nonfinite_units, resent_pushes, reconnects. And what compression is
-    worth: compression_saves_ms and compression_costs_ms, each a step, and goodput, bytes a second."""
+    worth: compression_saves_ms and compression_costs_ms, each a step, and goodput, bytes a second.
+    And how much communication computing can hide, means of the last 16 steps: step_ms, comm_ms,
+    compute_ms, exposed_ms and ccr (docs/operations.md)."""
     client = require()
     values = _library.Stats()
     client.check(client.native.gradwire_get_stats(client.pointer(), ctypes.byref(values)))
     known: Dict[str, Union[int, float]] = {
         name: getattr(values, name) for name, _ in _library.Stats._fields_}
-    for name in ("compression_saves_ms", "compression_costs_ms", "goodput"):
+    for name in ("compression_saves_ms", "compression_costs_ms", "goodput", "step_ms", "comm_ms",
+                 "compute_ms", "exposed_ms", "ccr"):
         value = ctypes.c_double()
         client.check(client.native.gradwire_get_value(client.pointer(), name.encode(),
                                                       ctypes.byref(value)))
