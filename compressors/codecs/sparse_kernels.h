@@ -35,12 +35,20 @@ bool CopyAscending(const std::byte* from, std::size_t count, std::uint32_t* indi
 
 /// How far UnpackGaps reads beyond the gaps.
 inline constexpr std::size_t kUnpackSlackBytes = 16;
+inline constexpr std::size_t kMostGaps = 128;
 
 /// indices[i] = first + (the sum of gaps 0 to i) + i, modulo 2^32: gaps of `width` bits (0 to 32),
 /// LSB first, that begin at a byte. Shapes: packed[ceil(count * width / 8)] and kUnpackSlackBytes
-/// more that are readable; count at most 128.
+/// more that are readable; count at most kMostGaps.
 UnpackedGaps UnpackGaps(const std::byte* packed, std::size_t width, std::size_t count,
                         std::uint32_t first, std::uint32_t* indices);
+
+/// accumulator[index] += values[i] at each of these indices, while the next ones are unpacked.
+/// Stops where `advance` exceeds `room`: no index from first + room on is touched. Shapes:
+/// values[count].
+UnpackedGaps AddAtGaps(const std::byte* packed, std::size_t width, std::size_t count,
+                       std::uint32_t first, std::uint64_t room, const float* values,
+                       float* accumulator);
 
 /// A ring of n elements in k windows, 1 <= k <= n, which has one position drawn in each and is
 /// turned: randomk's choice (docs/payloads.md).
