@@ -360,6 +360,7 @@ void AddBenchCommand(CLI::App& tool, CommandAction& action) {
                       "the kernels' instruction set, such as AVX2, instead of the best");
   command->add_option("--json", arguments->json_path, "also write all to this file");
   command->callback([arguments, &action] { action = [arguments] { return Run(*arguments); }; });
+  AddNetBenchCommands(*bench, action);
 }
 
 }  // namespace gradwire

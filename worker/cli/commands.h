@@ -23,4 +23,7 @@ void AddCompressorsCommand(CLI::App& tool, CommandAction& action);
 void AddConfigCommand(CLI::App& tool, CommandAction& action);
 void AddPluginCommand(CLI::App& tool, CommandAction& action);
 
+/// To `bench`.
+void AddNetBenchCommands(CLI::App& bench, CommandAction& action);
+
 }  // namespace gradwire
