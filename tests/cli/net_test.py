@@ -4,6 +4,7 @@
 Usage: net_test.py BIN_DIR
 """
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -135,6 +136,38 @@ class NetTest(unittest.TestCase):
                 self.assertGreater(remote["comm_ms"], 0.7 * least)
                 small = found["onebit"]["launches"][0]["workers"][-1]["overlap"]
                 self.assertGreater(remote["comm_ms"], small["comm_ms"])
+
+    def test_ccr_falls_with_more_compute_and_links_are_not_faster_than_they_are(self):
+        ratios = []
+        for compute_ms in (20, 400):
+            found, _ = self.measured("--rate", "100mbit", "--workers", "1", "--compute-ms", str(compute_ms),
+                                     "--steps", "6", "--compressor", "none")
+            self.check_result(found["none"], 6, 4 * ELEMENTS, 1)
+            overlap = found["none"]["launches"][0]["workers"][0]["overlap"]
+            known = 4 * ELEMENTS / BYTES_PER_MS / overlap["compute_ms"]
+            self.assertGreater(overlap["ccr"], 0.7 * known)
+            ratios.append(overlap["ccr"])
+        # 20 times the compute: a machine that stalls a little changes nothing.
+        self.assertGreater(ratios[0], 2 * ratios[1])
+
+    @unittest.skipIf(importlib.util.find_spec("torch") is None, "PyTorch is not installed")
+    def test_gloo_runs_beside_it(self):
+        for words in ([], ["--rate", "100mbit"]):
+            found, _ = self.measured("--compute-ms", "20", "--steps", "4", "--compressor", "fp16", "--peer", "gloo",
+                                     *words)
+            gloo = found["gloo"]
+            self.assertEqual(len(gloo["launches"][0]["workers"]), 2)
+            for worker in gloo["launches"][0]["workers"]:
+                self.assertEqual(worker["gradient_bytes"], 4 * ELEMENTS)
+                self.assertEqual(len(worker["each_step"]), 4)
+                self.assertGreaterEqual(sum(step["compute_ms"] for step in worker["each_step"]), 79)
+            self.assertIsNone(gloo["server_cpu_ms"])
+            if words:
+                # Two in a ring send the gradients once.
+                self.assertAlmostEqual(gloo["bound_ms"], 4 * ELEMENTS / BYTES_PER_MS, places=6)
+                self.assertGreater(gloo["sent_bytes"], 0.7 * 4 * ELEMENTS)
+            else:
+                self.assertIsNone(gloo["sent_bytes"])
 
     def test_a_job_that_fails_leaves_nothing(self):
         done = self.run_bench("--set", "job.colour=red")
