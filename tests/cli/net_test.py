@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import tempfile
 import time
 import unittest
 
-BIN = pathlib.Path(sys.argv.pop(1))
+BIN = pathlib.Path(sys.argv.pop(1)).resolve()
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 DEADLINE_S = 120
 # The rate of the test's links, and TCP's share of it, in bytes a ms.
 BYTES_PER_MS = 100e6 / 8 * 1448 / 1514 / 1e3
@@ -168,6 +170,19 @@ class NetTest(unittest.TestCase):
                 self.assertGreater(gloo["sent_bytes"], 0.7 * 4 * ELEMENTS)
             else:
                 self.assertIsNone(gloo["sent_bytes"])
+
+    def test_the_ccr_script_has_a_row_for_each_job(self):
+        done = subprocess.run([str(SCRIPTS / "bench-ccr"), "--bin-dir", str(BIN), "--ccr", "2", "--rate", "100mbit",
+                               "--elements", "2048", "--steps", "3"],
+                              capture_output=True, text=True, timeout=3 * DEADLINE_S, check=False)
+        if done.returncode == CANNOT:
+            self.skipTest(done.stderr.strip())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if re.match(r"\| \d", line)]
+        self.assertEqual(len(rows), 4, done.stdout)
+        for _, alone, window, known, measured, ratio in rows:
+            self.assertAlmostEqual(float(known), float(alone) / float(window), delta=0.1 * float(known) + 0.01)
+            self.assertAlmostEqual(float(ratio), float(measured) / float(known), delta=0.1 * float(ratio) + 0.01)
 
     def test_a_job_that_fails_leaves_nothing(self):
         done = self.run_bench("--set", "job.colour=red")
