@@ -1,6 +1,9 @@
 #!/usr/bin/python3
 """The goodput that a client measures is about the rate of its link.
 
+A machine with other work to do makes a transfer slower, never faster: above the rate fails at once, below it
+only if it is so every time.
+
 Usage: goodput_test.py BIN_DIR     (77: no shaped links can be made here)
 """
 
@@ -16,6 +19,9 @@ sys.dont_write_bytecode = True
 from shaped_net import CannotHere, ShapedNet, parse_rate  # noqa: E402
 
 LIMIT_S = 120
+ATTEMPTS = 4
+# Frames take a twentieth; the bucket of a link lets 128 KiB pass at once.
+LEAST, MOST = 0.5, 1.3
 
 
 def measure(net, compressor, threads):
@@ -50,10 +56,14 @@ def main():
             return 77
         with net:
             for compressor, threads in (("none", 0), ("none", 1), ("fp16", 0), ("fp16", 1)):
-                ratio = measure(net, compressor, threads) / (parse_rate(rate) / 8)
-                print(f"{rate}, {compressor}, {threads} threads: {ratio:.2f} of the rate", flush=True)
-                # Frames take a twentieth; the bucket of a link lets 128 KiB pass at once.
-                failed |= not 0.5 <= ratio <= 1.3
+                best = 0
+                for _ in range(ATTEMPTS):
+                    ratio = measure(net, compressor, threads) / (parse_rate(rate) / 8)
+                    print(f"{rate}, {compressor}, {threads} threads: {ratio:.2f} of the rate", flush=True)
+                    best = max(best, ratio)
+                    if best >= LEAST:
+                        break
+                failed |= not LEAST <= best <= MOST
     return 1 if failed else 0
 
 
