@@ -21,11 +21,12 @@ bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("every compressor is in the table, the payloads' page and the reference implementation",
+TEST_CASE("every compressor is in the table, the payloads' page, the reference and the accuracy table",
           "[compressors][docs]") {
   const std::string table = ReadText("docs/compressors.md");
   const std::string payloads = ReadText("docs/payloads.md");
   const std::string reference = ReadText("scripts/reference_codecs.py");
+  const std::string accuracy = ReadText("docs/results/accuracy_table.md");
   for (const CompressorInfo& info : BuiltinCompressors().entries()) {
     CAPTURE(info.name);
     CHECK(Contains(table, "\n| `" + info.name + "` |"));
@@ -36,6 +37,9 @@ TEST_CASE("every compressor is in the table, the payloads' page and the referenc
                              Contains(payloads, ", " + info.name + ",");
     CHECK(has_section);
     CHECK(Contains(reference, "\"" + info.name + "\": "));
+    const bool has_accuracy = Contains(accuracy, "\n| `" + info.name + "` |") ||
+                              Contains(accuracy, "\n| `" + info.name + "(");
+    CHECK(has_accuracy);
     for (const ParameterInfo& parameter : info.parameters) {
       CAPTURE(parameter.name);
       CHECK_FALSE(parameter.description.empty());
