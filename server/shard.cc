@@ -107,6 +107,15 @@ Status Shard::Check(const Key& key, std::uint32_t rank, const Header& header,
                                    rank, Describe(key), header.step, header.phase,
                                    key.unit->PhaseAt(header.step)));
   }
+  if (!IsActive(plan_->filter, *key.unit, header.step)) {
+    const std::size_t stage = plan_->filter.StageAt(header.step);
+    return CorruptData(fmt::format(
+        "push of rank {} for {} in step {} with plan version {}: the filter sends class {} of {} "
+        "in that step, the unit is of class {} (plan version {} of the server)",
+        rank, Describe(key), header.step, header.plan_version,
+        ActiveClass(plan_->filter.stages[stage].interval, header.step),
+        plan_->filter.stages[stage].interval, key.unit->filter_classes[stage], plan_->version));
+  }
   if (key.present > 0 && header.step != key.step) {
     return InvalidArgument(
         fmt::format("{}: rank {} pushes it in step {}, other ranks in step {} (round {})",

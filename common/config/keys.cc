@@ -315,6 +315,105 @@ Key FeedbackKey(std::string path, Access field) {
   return ScalarKey(std::move(path), true, kFeedbackExpected, field, ParseFeedback, FormatFeedback);
 }
 
+/// One of a few words.
+template <typename Enum>
+struct Choice {
+  const char* name;
+  Enum value;
+};
+
+template <typename Enum, std::size_t kCount, typename Access>
+Key ChoiceKey(std::string path, const Choice<Enum> (&choices)[kCount], Access field) {
+  std::string expected;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    expected += fmt::format("{}{}", i == 0 ? "" : i + 1 == kCount ? " or " : ", ", choices[i].name);
+  }
+  return ScalarKey(
+      std::move(path), true, expected, field,
+      [&choices](const std::string& text, Enum& member) {
+        for (const auto& choice : choices) {
+          if (text != choice.name) continue;
+          member = choice.value;
+          return true;
+        }
+        return false;
+      },
+      [&choices](Enum member) {
+        for (const auto& choice : choices) {
+          if (member == choice.value) return choice.name;
+        }
+        return "invalid";
+      });
+}
+
+constexpr Choice<FilterType> kFilterTypes[] = {{"none", FilterType::kNone},
+                                               {"covap", FilterType::kCovap}};
+constexpr Choice<FilterAssign> kFilterAssigns[] = {{"balanced", FilterAssign::kBalanced},
+                                                   {"index", FilterAssign::kIndex}};
+constexpr Choice<FilterInactive> kFilterInactives[] = {{"zero_fill", FilterInactive::kZeroFill},
+                                                       {"skip", FilterInactive::kSkip}};
+
+bool ParseShare(const std::string& text, double& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= 1;
+}
+
+/// A value with a predicate, or `auto`, which is none.
+template <typename Value, typename Access, typename Parse>
+Key AutoKey(std::string path, const std::string& expected, Access field, Parse parse) {
+  return ScalarKey(
+      std::move(path), true, "auto or " + expected, field,
+      [parse](const std::string& text, std::optional<Value>& member) {
+        Value value{};
+        const bool is_auto = text == "auto";
+        if (!is_auto && !parse(text, value)) return false;
+        member = is_auto ? std::nullopt : std::optional(value);
+        return true;
+      },
+      [](const std::optional<Value>& member) {
+        return member ? fmt::format("{}", *member) : std::string("auto");
+      });
+}
+
+void AddFilterKeys(std::vector<Key>& keys) {
+  const auto filter = [](auto& config) -> auto& { return config.compression.filter; };
+  keys.push_back(ChoiceKey(
+      "compression.filter.type",
+      kFilterTypes, [filter](auto& config) -> auto& { return filter(config).type; }));
+  keys.push_back(ScalarKey(
+      "compression.filter.interval", true,
+      fmt::format("auto or a whole number from 1 to {}", kMaxFilterInterval),
+      [filter](auto& config) -> auto& { return filter(config).interval; },
+      [](const std::string& text, std::uint32_t& member) {
+        std::uint64_t value = 0;
+        if (text != "auto" && !ParseInteger(text, 1, kMaxFilterInterval, value)) return false;
+        member = static_cast<std::uint32_t>(value);
+        return true;
+      },
+      [](std::uint32_t member) { return member == 0 ? "auto" : std::to_string(member); }));
+  keys.push_back(ChoiceKey(
+      "compression.filter.assign",
+      kFilterAssigns, [filter](auto& config) -> auto& { return filter(config).assign; }));
+  keys.push_back(ChoiceKey(
+      "compression.filter.inactive",
+      kFilterInactives, [filter](auto& config) -> auto& { return filter(config).inactive; }));
+  keys.push_back(AutoKey<double>(
+      "compression.filter.c0",
+      "a number from 0 to 1", [filter](auto& config) -> auto& { return filter(config).c0; },
+      ParseShare));
+  keys.push_back(ScalarKey(
+      "compression.filter.step", true,
+      "a number from 0 to 1", [filter](auto& config) -> auto& { return filter(config).step; },
+      ParseShare, [](double member) { return fmt::format("{}", member); }));
+  constexpr std::uint64_t kMostSteps = std::uint64_t{1} << 40;
+  keys.push_back(AutoKey<std::uint64_t>(
+      "compression.filter.every", fmt::format("a whole number from 1 to {}", kMostSteps),
+      [filter](auto& config) -> auto& { return filter(config).every; },
+      [](const std::string& text, std::uint64_t& value) {
+        return ParseInteger(text, 1, kMostSteps, value);
+      }));
+}
+
 // A rule's faults say where they are: "has a fault in rule 2, whose uplink has no compressor".
 
 Status InRule(std::size_t index, std::string_view part, const Status& status) {
@@ -381,11 +480,22 @@ Status ParseRule(const CompressorRegistry& registry, std::size_t index, const YA
   }
   rule.match = match.Scalar();
 
+  const YAML::Node filter = node["filter"];
+  if (filter) {
+    if (!filter.IsScalar() || filter.Scalar() != "none") {
+      return InRule(index, "whose filter",
+                    InvalidArgument(fmt::format("is {}, expected none", Show(filter))));
+    }
+    rule.is_filtered = false;
+  }
+
   const YAML::Node uplink = node["uplink"];
   const YAML::Node downlink = node["downlink"];
+  if (filter && node.size() == 2) return Status::Ok();  // compressed as everything else
   if (!uplink && !downlink) {
     LinkCompression both;
-    if (const Status status = ParseRuleLink(registry, node, {"match"}, both); !status.ok()) {
+    if (const Status status = ParseRuleLink(registry, node, {"match", "filter"}, both);
+        !status.ok()) {
       return InRule(index, "which", status);
     }
     rule.uplink = both;
@@ -394,12 +504,12 @@ Status ParseRule(const CompressorRegistry& registry, std::size_t index, const YA
   }
   for (const auto& entry : node) {
     const std::string& name = entry.first.Scalar();
-    if (name == "match" || name == "uplink" || name == "downlink") continue;
-    return InRule(
-        index, "which",
-        InvalidArgument(fmt::format("has '{}' beside uplink or downlink, expected it "
-                                    "inside of them{}",
-                                    name, Suggestion(name, {"match", "uplink", "downlink"}))));
+    if (name == "match" || name == "filter" || name == "uplink" || name == "downlink") continue;
+    return InRule(index, "which",
+                  InvalidArgument(fmt::format(
+                      "has '{}' beside uplink or downlink, expected it "
+                      "inside of them{}",
+                      name, Suggestion(name, {"match", "filter", "uplink", "downlink"}))));
   }
   for (const auto& [part, link_node, target] : {std::tuple{"uplink", uplink, &rule.uplink},
                                                 std::tuple{"downlink", downlink, &rule.downlink}}) {
@@ -442,6 +552,7 @@ std::string FormatRules(const Config& config) {
       text += fmt::format(", {}: {{compressor: {}, feedback: {}}}", name,
                           Quote(ToString((*link)->compressor)), FormatFeedback((*link)->feedback));
     }
+    if (!rule.is_filtered) text += ", filter: none";
     text += "}";
   }
   return text + "]";
@@ -532,9 +643,7 @@ std::vector<Key> MakeKeys() {
               GRADWIRE_FIELD(compression.min_bytes)));
   add(IntegerKey("compression.warmup_steps", true, 0, std::uint64_t{1} << 40,
                  GRADWIRE_FIELD(compression.warmup_steps)));
-  add(FutureKey("compression.filter.type", "none", "filters are"));
-  add(FutureKey("compression.filter.interval", "auto", "filters are"));
-  add(FutureKey("compression.filter.assign", "balanced", "filters are"));
+  AddFilterKeys(keys);
   Key rules;
   rules.path = "compression.rules";
   rules.expected = kRulesExpected;

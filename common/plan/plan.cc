@@ -16,6 +16,7 @@
 #include "common/wire/control.h"
 #include "common/wire/header.h"
 #include "common/wire/limits.h"
+#include "compressors/filters/covap.h"
 
 namespace gradwire {
 namespace {
@@ -63,6 +64,7 @@ Result<UnitBytes> WireBytesWith(const Unit& unit, const Phase& phase, Codecs& co
 /// What the rules say of one tensor, resolved.
 struct Compression {
   Phase steady;
+  bool is_filtered = false;
   std::uint64_t unit_elements = 0;
 };
 
@@ -105,13 +107,16 @@ Result<Compression> ResolveCompression(const TensorDeclaration& tensor, const Pl
                                        Codecs& codecs) {
   LinkCompression uplink;
   LinkCompression downlink;
+  bool is_filtered = false;
   if (IsFloat(tensor.dtype) && tensor.op != ReduceOp::kBroadcast) {
+    is_filtered = options.compression.filter.type != FilterType::kNone;
     uplink = options.compression.uplink;
     downlink = options.compression.downlink;
     for (const TensorRule& rule : options.compression.rules) {
       if (!MatchesPattern(rule.match, tensor.name)) continue;
       if (rule.uplink) uplink = *rule.uplink;
       if (rule.downlink) downlink = *rule.downlink;
+      is_filtered = is_filtered && rule.is_filtered;
       break;
     }
   }
@@ -132,6 +137,7 @@ Result<Compression> ResolveCompression(const TensorDeclaration& tensor, const Pl
   }
   Compression compression;
   compression.steady = {0, up->written, down->written, up->feedback, down_feedback};
+  compression.is_filtered = is_filtered;
   std::uint64_t bytes = options.partition_bytes;
   if (bytes == 0) bytes = up->strong && down->strong ? kAutoStrongUnitBytes : kAutoPlainUnitBytes;
   const std::uint64_t blocks = bytes / sizeof(float) / kBlockElements;
@@ -169,6 +175,20 @@ Status CheckFeedback(const Plan& plan, const Unit& unit, Codecs& codecs) {
           "levels, or smaller units",
           DescribeUnit(plan, unit), link, *written, variance, n));
     }
+  }
+  return Status::Ok();
+}
+
+/// Errors: InvalidArgument where the filter and the unit's feedback don't go together.
+Status CheckFilter(const Plan& plan, const Unit& unit) {
+  if (unit.filter_classes.empty()) return Status::Ok();
+  for (const Phase& phase : unit.phases) {
+    if (!phase.needs_rate()) continue;
+    return InvalidArgument(fmt::format(
+        "tensor {}: filter covap and feedback ef_lr: what the filter holds back is the sum of "
+        "gradients of several learning rates, expected feedback auto, off or ef, or filter: none "
+        "in a rule",
+        DescribeUnit(plan, unit)));
   }
   return Status::Ok();
 }
@@ -232,6 +252,32 @@ Status CheckOptions(const Plan& plan, const PlanOptions& options) {
       options.num_servers, options.lanes_per_server));
 }
 
+/// Errors: InvalidArgument for a filter that cannot be had.
+Status CheckFilterRules(const FilterRules& rules) {
+  if (rules.type == FilterType::kNone || rules.interval != 0) return Status::Ok();
+  return InvalidArgument(fmt::format(
+      "compression.filter.interval is auto, but an interval that is measured is not available yet; "
+      "expected 1 to {}",
+      kMaxFilterInterval));
+}
+
+FilterStage StageFrom(std::uint64_t first_step, std::uint32_t interval, const FilterRules& rules) {
+  const covap::Coefficient preset = covap::DefaultCoefficient(interval);
+  return {first_step, interval, rules.c0.value_or(preset.initial), rules.step,
+          rules.every.value_or(preset.every)};
+}
+
+/// Nothing is held back while nothing is compressed (warmup_steps).
+Filter MakeFilter(const CompressionRules& compression) {
+  const FilterRules& rules = compression.filter;
+  Filter filter;
+  if (rules.type == FilterType::kNone) return filter;
+  filter.skips_inactive = rules.inactive == FilterInactive::kSkip;
+  if (compression.warmup_steps > 0) filter.stages.push_back(FilterStage{});
+  filter.stages.push_back(StageFrom(compression.warmup_steps, std::max(rules.interval, 1U), rules));
+  return filter;
+}
+
 Status TooManyUnits(const TensorDeclaration& tensor) {
   return InvalidArgument(fmt::format(
       "tensor '{}' would bring the plan beyond {} units; a larger partition.bytes makes "
@@ -252,42 +298,163 @@ class Loads {
     lanes_[unit.server][unit.lane] += bytes;
   }
 
-  /// Puts the unit where the load is least; the lowest number among equals.
-  void Place(Unit& unit, std::uint64_t bytes) {
-    unit.server = Least(servers_);
-    unit.lane = Least(lanes_[unit.server]);
+  /// Puts the unit where this load and that of `beside` are least together; among equals where this
+  /// one is, then the lowest number.
+  void Place(Unit& unit, std::uint64_t bytes, const Loads& beside) {
+    unit.server = Least(servers_, beside.servers_);
+    unit.lane = Least(lanes_[unit.server], beside.lanes_[unit.server]);
     Add(unit, bytes);
   }
 
  private:
-  static std::uint32_t Least(const std::vector<std::uint64_t>& loads) {
-    return static_cast<std::uint32_t>(std::min_element(loads.begin(), loads.end()) - loads.begin());
+  static std::uint32_t Least(const std::vector<std::uint64_t>& loads,
+                             const std::vector<std::uint64_t>& beside) {
+    std::size_t least = 0;
+    for (std::size_t i = 1; i < loads.size(); ++i) {
+      if (std::pair(loads[i] + beside[i], loads[i]) <
+          std::pair(loads[least] + beside[least], loads[least])) {
+        least = i;
+      }
+    }
+    return static_cast<std::uint32_t>(least);
   }
 
   std::vector<std::uint64_t> servers_;
   std::vector<std::vector<std::uint64_t>> lanes_;
 };
 
-/// Places the units from `first_new` on. Broadcasts come once and gradients every step, so each
-/// kind is balanced by itself.
-Status PlaceUnits(std::size_t first_new, Codecs& codecs, Plan& plan) {
-  std::vector<std::uint64_t> cost(plan.units.size());
-  Loads repeated(plan);
-  Loads once(plan);
-  const auto loads_of = [&](const Unit& unit) -> Loads& {
-    return unit.op == ReduceOp::kBroadcast ? once : repeated;
-  };
-  for (std::size_t i = 0; i < plan.units.size(); ++i) {
-    const auto bytes = WireBytesWith(plan.units[i], plan.units[i].phases.back(), codecs);
+/// Bytes of each unit in a round, both ways, with two headers.
+Result<std::vector<std::uint64_t>> Costs(const Plan& plan, Codecs& codecs) {
+  std::vector<std::uint64_t> costs;
+  for (const Unit& unit : plan.units) {
+    const auto bytes = WireBytesWith(unit, unit.phases.back(), codecs);
     if (!bytes.ok()) return bytes.status();
-    cost[i] = bytes->uplink + bytes->downlink + 2 * kMaxHeaderBytes;
-    if (i < first_new) loads_of(plan.units[i]).Add(plan.units[i], cost[i]);
+    costs.push_back(bytes->uplink + bytes->downlink + 2 * kMaxHeaderBytes);
+  }
+  return costs;
+}
+
+/// Units in the order in which a backward pass has their gradients: what is needed last in the
+/// forward pass comes first.
+void SortByReadiness(const Plan& plan, std::vector<std::size_t>& units) {
+  std::stable_sort(units.begin(), units.end(), [&](std::size_t a, std::size_t b) {
+    const std::int32_t priority_a = plan.units[a].priority;
+    const std::int32_t priority_b = plan.units[b].priority;
+    return priority_a != priority_b ? priority_a < priority_b : a > b;
+  });
+}
+
+/// Gives the filtered units from `first_new` on their classes in one stage; those before keep
+/// theirs.
+void AssignClasses(std::size_t first_new, std::size_t stage, FilterAssign assign,
+                   std::span<const std::uint64_t> costs, Plan& plan) {
+  const std::uint32_t interval = plan.filter.stages[stage].interval;
+  std::vector<std::uint64_t> loads(interval, 0);
+  std::uint64_t number = 0;
+  std::vector<std::size_t> added;
+  for (std::size_t i = 0; i < plan.units.size(); ++i) {
+    const Unit& unit = plan.units[i];
+    if (unit.filter_classes.empty()) continue;
+    if (i >= first_new) {
+      added.push_back(i);
+      continue;
+    }
+    loads[unit.filter_classes[stage]] += costs[i];
+    ++number;
+  }
+  if (assign == FilterAssign::kIndex) {
+    SortByReadiness(plan, added);
+    for (const std::size_t i : added) {
+      plan.units[i].filter_classes[stage] = static_cast<std::uint32_t>(number++ % interval);
+    }
+    return;
+  }
+  std::vector<std::uint64_t> sizes;
+  for (const std::size_t i : added) sizes.push_back(costs[i]);
+  const std::vector<std::uint32_t> classes = covap::AssignBalanced(sizes, loads);
+  for (std::size_t i = 0; i < added.size(); ++i) {
+    plan.units[added[i]].filter_classes[stage] = classes[i];
+  }
+}
+
+/// Places the units from `first_new` on. Broadcasts come once and gradients every step, so each
+/// kind is balanced by itself; and of the filtered ones each class, which is sent together, beside
+/// those that are always sent.
+void PlaceUnits(std::size_t first_new, std::span<const std::uint64_t> costs, Plan& plan) {
+  const std::uint32_t interval =
+      plan.filter.stages.empty() ? 1 : plan.filter.stages.back().interval;
+  const Loads nothing(plan);
+  Loads once(plan);
+  Loads repeated(plan);
+  std::vector<Loads> classes(interval, nothing);
+  const auto loads_of = [&](const Unit& unit) -> Loads& {
+    if (unit.op == ReduceOp::kBroadcast) return once;
+    return unit.filter_classes.empty() ? repeated : classes[unit.filter_classes.back()];
+  };
+  for (std::size_t i = 0; i < first_new; ++i) {
+    loads_of(plan.units[i]).Add(plan.units[i], costs[i]);
   }
   std::vector<std::size_t> order(plan.units.size() - first_new);
   std::iota(order.begin(), order.end(), first_new);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
-  for (const std::size_t i : order) loads_of(plan.units[i]).Place(plan.units[i], cost[i]);
+  // What is always sent first: the classes are balanced beside it.
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const bool always_a = plan.units[a].filter_classes.empty();
+    const bool always_b = plan.units[b].filter_classes.empty();
+    return always_a != always_b ? always_a : costs[a] > costs[b];
+  });
+  for (const std::size_t i : order) {
+    Unit& unit = plan.units[i];
+    loads_of(unit).Place(unit, costs[i], unit.filter_classes.empty() ? nothing : repeated);
+  }
+}
+
+/// Elements [begin, end) of a unit as a unit of its own.
+Unit Shard(const Unit& unit, std::uint64_t begin, std::uint64_t end) {
+  Unit shard = unit;
+  shard.num_elements = end - begin;
+  shard.members.clear();
+  for (const UnitMember& member : unit.members) {
+    const std::uint64_t from = std::max(begin, member.unit_offset);
+    const std::uint64_t to = std::min(end, member.unit_offset + member.count);
+    if (from >= to) continue;
+    shard.members.push_back(
+        {member.tensor, member.tensor_offset + from - member.unit_offset, from - begin, to - from});
+  }
+  return shard;
+}
+
+/// The paper's rule (`assign: index`): filtered units that are larger than the median are cut into
+/// shards of about its size, at most one for each class, in whole blocks.
+/// Errors: InvalidArgument if these are too many.
+Status CutByMedian(std::size_t first_new, Plan& plan) {
+  const std::uint32_t interval = plan.filter.stages.back().interval;
+  std::vector<std::uint64_t> sizes;
+  for (std::size_t i = first_new; i < plan.units.size(); ++i) {
+    if (!plan.units[i].filter_classes.empty()) sizes.push_back(plan.units[i].raw_bytes());
+  }
+  if (sizes.empty() || interval == 1) return Status::Ok();
+  const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
+  std::nth_element(sizes.begin(), middle, sizes.end());
+  const std::vector<Unit> whole(plan.units.begin() + static_cast<std::ptrdiff_t>(first_new),
+                                plan.units.end());
+  plan.units.resize(first_new);
+  for (const Unit& unit : whole) {
+    const std::uint64_t blocks = (unit.num_elements + kBlockElements - 1) / kBlockElements;
+    const std::uint64_t shards =
+        unit.filter_classes.empty()
+            ? 1
+            : std::min<std::uint64_t>(covap::NumShards(unit.raw_bytes(), *middle, interval),
+                                      blocks);
+    for (std::uint64_t j = 0; j < shards; ++j) {
+      if (plan.units.size() >= kMaxPlanUnits) {
+        return TooManyUnits(plan.tensors[unit.members.front().tensor]);
+      }
+      const std::uint64_t begin = blocks * j / shards * kBlockElements;
+      const std::uint64_t end = blocks * (j + 1) / shards * kBlockElements;
+      plan.units.push_back(Shard(unit, begin, std::min(end, unit.num_elements)));
+      plan.units.back().key = plan.units.size() - 1;
+    }
+  }
   return Status::Ok();
 }
 
@@ -321,6 +488,7 @@ Plan EmptyPlan(const PlanOptions& options) {
   plan.num_workers = options.num_workers;
   plan.num_servers = options.num_servers;
   plan.lanes_per_server = options.lanes_per_server;
+  plan.filter = MakeFilter(options.compression);
   return plan;
 }
 
@@ -361,13 +529,14 @@ Result<UnitBytes> WireBytes(const Unit& unit, const Phase& phase,
 Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> batch,
                         const PlanOptions& options, const CompressorRegistry& registry) {
   GRADWIRE_RETURN_IF_ERROR(CheckOptions(plan, options));
+  GRADWIRE_RETURN_IF_ERROR(CheckFilterRules(options.compression.filter));
   Plan next = plan;
   ++next.version;
   GRADWIRE_RETURN_IF_ERROR(AppendTensors(batch, next));
 
   Codecs codecs(registry);
   // Small tensors of one kind collect in a unit that stays open until the next one doesn't fit.
-  using Kind = std::tuple<DType, ReduceOp, std::string, std::string, Feedback, Feedback>;
+  using Kind = std::tuple<DType, ReduceOp, std::string, std::string, Feedback, Feedback, bool>;
   std::map<Kind, std::size_t> open;
   std::vector<Compression> compressions;  // of the new units, in order
   const std::size_t first_new = next.units.size();
@@ -402,9 +571,13 @@ Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> bat
     }
 
     const Phase& steady = compression->steady;
-    const Kind kind{tensor.dtype,           tensor.op,
-                    steady.uplink,          steady.downlink,
-                    steady.uplink_feedback, steady.downlink_feedback};
+    const Kind kind{tensor.dtype,
+                    tensor.op,
+                    steady.uplink,
+                    steady.downlink,
+                    steady.uplink_feedback,
+                    steady.downlink_feedback,
+                    compression->is_filtered};
     auto place = open.find(kind);
     if (place == open.end() || next.units[place->second].num_elements + n > limit) {
       if (next.units.size() >= kMaxPlanUnits) return TooManyUnits(tensor);
@@ -420,9 +593,26 @@ Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> bat
   for (std::size_t i = first_new; i < next.units.size(); ++i) {
     next.units[i].phases =
         MakePhases(next.units[i], compressions[i - first_new], options.compression);
-    GRADWIRE_RETURN_IF_ERROR(CheckFeedback(next, next.units[i], codecs));
+    // fp64 that is summed in fp64 has no residual, which is fp32.
+    const auto last = static_cast<std::uint32_t>(next.units[i].phases.size() - 1);
+    if (compressions[i - first_new].is_filtered && !IsTypedReduction(next.units[i], last)) {
+      next.units[i].filter_classes.assign(next.filter.stages.size(), 0);
+    }
   }
-  GRADWIRE_RETURN_IF_ERROR(PlaceUnits(first_new, codecs, next));
+  const FilterAssign assign = options.compression.filter.assign;
+  if (assign == FilterAssign::kIndex && !next.filter.stages.empty()) {
+    GRADWIRE_RETURN_IF_ERROR(CutByMedian(first_new, next));
+  }
+  for (std::size_t i = first_new; i < next.units.size(); ++i) {
+    GRADWIRE_RETURN_IF_ERROR(CheckFeedback(next, next.units[i], codecs));
+    GRADWIRE_RETURN_IF_ERROR(CheckFilter(next, next.units[i]));
+  }
+  const auto costs = Costs(next, codecs);
+  if (!costs.ok()) return costs.status();
+  for (std::size_t stage = 0; stage < next.filter.stages.size(); ++stage) {
+    AssignClasses(first_new, stage, assign, costs.value(), next);
+  }
+  PlaceUnits(first_new, costs.value(), next);
   return next;
 }
 
@@ -441,6 +631,7 @@ Result<Plan> ReplayPlan(const Plan& plan, std::span<const TensorDeclaration> bat
   }
   Plan next = plan;
   ++next.version;
+  next.filter = saved.filter;
   GRADWIRE_RETURN_IF_ERROR(AppendTensors(batch, next));
   for (std::size_t t = plan.tensors.size(); t < next.tensors.size(); ++t) {
     const TensorDeclaration& tensor = next.tensors[t];

@@ -49,17 +49,24 @@ Plan EmptyPlan(const PlanOptions& options);
 ///   Zero-element tensors get no unit.
 /// - min_bytes applies to the unit. Integers and broadcasts go under `none`, as does everything
 ///   before warmup_steps. An exact compressor has no feedback: there is nothing to keep.
+/// - With a filter, floats that are averaged or summed get a class of each of its stages, unless a
+///   rule exempts them or they are fp64 that no compressor touches. `balanced`: by wire bytes,
+///   longest first, into the class with the least. `index`: by their number in the order of the
+///   backward pass, after units above the median of the batch have been cut (docs/covap.md). What
+///   has a class keeps it.
 /// - Placement is by wire bytes, longest first, onto the least loaded server and there the least
 ///   loaded lane; what the plan already has stays where it is. Broadcasts, which come once, are
-///   balanced among themselves.
+///   balanced among themselves, and so is each class of the filter.
 /// Units (keys, members, phases) do not depend on the number of workers, servers and lanes.
 /// Errors: InvalidArgument naming the tensor: no name, declared before, too large, a compressor
-/// that doesn't exist or is given wrong parameters; options that don't fit the plan.
+/// that doesn't exist or is given wrong parameters, or feedback that does not go with the filter;
+/// options that don't fit the plan.
 Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> batch,
                         const PlanOptions& options, const CompressorRegistry& registry);
 
 /// Returns the next version with the batch appended as the saved plan has it (`plan: file`): the
-/// same units, phases and placement, whatever the options say of partitions and compression.
+/// same units, phases, filter and placement, whatever the options say of partitions and
+/// compression.
 /// Errors: InvalidArgument naming the tensor and both values if the saved plan has another tensor
 /// at this place, or none; if it fuses tensors of this batch with those of another; if it is for
 /// another number of workers, servers or lanes; if a compressor doesn't exist.
@@ -82,12 +89,13 @@ Result<UnitBytes> WireBytes(const Unit& unit, const Phase& phase,
 /// Compressors that the registry doesn't know count with their raw bytes.
 std::string DescribePlan(const Plan& plan,
                          const CompressorRegistry& registry = BuiltinCompressors());
-/// Two lines for the banner.
+/// Two lines for the banner, with a filter three. What a worker sends and receives a step is the
+/// mean over an interval.
 std::string SummarizePlan(const Plan& plan,
                           const CompressorRegistry& registry = BuiltinCompressors());
-/// The plan as JSON, for programs: {"version", "workers", "servers", "lanes", "units"}, and of each
-/// unit its members and phases with compressors, their class and feedback. docs/python.md has the
-/// fields. The class of a compressor that the registry doesn't know is null.
+/// The plan as JSON, for programs: {"version", "workers", "servers", "lanes", "filter", "units"},
+/// and of each unit its members and phases with compressors, their class and feedback.
+/// docs/python.md has the fields. The class of a compressor that the registry doesn't know is null.
 std::string PlanToJson(const Plan& plan, const CompressorRegistry& registry = BuiltinCompressors());
 
 /// A plan in a file: a magic, the length, Serialize(plan), a checksum. The file appears whole or

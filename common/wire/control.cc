@@ -200,6 +200,7 @@ void ToMessage(const Unit& unit, v1::Unit& message) {
     to.set_uplink_feedback(static_cast<std::uint32_t>(phase.uplink_feedback));
     to.set_downlink_feedback(static_cast<std::uint32_t>(phase.downlink_feedback));
   }
+  message.mutable_filter_classes()->Add(unit.filter_classes.begin(), unit.filter_classes.end());
 }
 
 /// The members lie inside their tensors, share the unit's dtype and op, and follow each other
@@ -282,6 +283,52 @@ Status PhasesFromMessage(std::string_view where, const v1::Unit& message, Unit& 
   return Status::Ok();
 }
 
+Status FilterFromMessage(const v1::Plan& message, Filter& filter) {
+  const auto num_stages = static_cast<std::size_t>(message.filter_stages_size());
+  GRADWIRE_RETURN_IF_ERROR(CheckCount("plan.filter_stages", num_stages, kMaxFilterStages));
+  for (const v1::FilterStage& from : message.filter_stages()) {
+    const std::size_t index = filter.stages.size();
+    const std::string where = fmt::format("plan.filter_stages[{}]", index);
+    const FilterStage stage{from.first_step(), from.interval(), from.c0(), from.increment(),
+                            from.every()};
+    const bool is_next =
+        index == 0 ? stage.first_step == 0 : stage.first_step > filter.stages.back().first_step;
+    if (!is_next) {
+      return CorruptData(fmt::format(
+          "{}.first_step is {}, expected {}", where, stage.first_step,
+          index == 0 ? "0" : fmt::format("more than {}", filter.stages.back().first_step)));
+    }
+    GRADWIRE_RETURN_IF_ERROR(CheckRange(where + ".interval", stage.interval, 1, kMaxInterval));
+    if (stage.every == 0) return CorruptData(where + ".every is 0, expected at least 1");
+    for (const auto& [field, value] :
+         {std::pair{"c0", stage.c0}, std::pair{"increment", stage.increment}}) {
+      if (value >= 0 && value <= 1) continue;
+      return CorruptData(fmt::format("{}.{} is {}, expected 0 to 1", where, field, value));
+    }
+    filter.stages.push_back(stage);
+  }
+  filter.skips_inactive = message.skips_inactive();
+  return Status::Ok();
+}
+
+/// A class of each of the filter's stages, or none; floats that are reduced may have some.
+Status ClassesFromMessage(std::string_view where, const Filter& filter, const v1::Unit& message,
+                          Unit& unit) {
+  unit.filter_classes.assign(message.filter_classes().begin(), message.filter_classes().end());
+  if (unit.filter_classes.empty()) return Status::Ok();
+  if (unit.filter_classes.size() != filter.stages.size()) {
+    return CorruptData(fmt::format("{}.filter_classes has {} entries, expected 0 or {}", where,
+                                   unit.filter_classes.size(), filter.stages.size()));
+  }
+  for (std::size_t i = 0; i < filter.stages.size(); ++i) {
+    GRADWIRE_RETURN_IF_ERROR(CheckBelow(fmt::format("{}.filter_classes[{}]", where, i),
+                                        unit.filter_classes[i], filter.stages[i].interval));
+  }
+  if (IsFloat(unit.dtype) && unit.op != ReduceOp::kBroadcast) return Status::Ok();
+  return CorruptData(fmt::format("{} is a {} of {} and has filter_classes, which it cannot", where,
+                                 ReduceOpName(unit.op), DTypeName(unit.dtype)));
+}
+
 Result<Unit> FromMessage(const Plan& plan, std::size_t index, const v1::Unit& message) {
   const std::string where = fmt::format("plan.units[{}]", index);
   Unit unit;
@@ -306,6 +353,7 @@ Result<Unit> FromMessage(const Plan& plan, std::size_t index, const v1::Unit& me
   unit.num_elements = message.num_elements();
   GRADWIRE_RETURN_IF_ERROR(MembersFromMessage(where, plan, message, unit));
   GRADWIRE_RETURN_IF_ERROR(PhasesFromMessage(where, message, unit));
+  GRADWIRE_RETURN_IF_ERROR(ClassesFromMessage(where, plan.filter, message, unit));
   return unit;
 }
 
@@ -491,6 +539,15 @@ std::vector<std::byte> Serialize(const Plan& plan) {
   message.set_lanes_per_server(plan.lanes_per_server);
   for (const TensorDeclaration& tensor : plan.tensors) ToMessage(tensor, *message.add_tensors());
   for (const Unit& unit : plan.units) ToMessage(unit, *message.add_units());
+  for (const FilterStage& stage : plan.filter.stages) {
+    v1::FilterStage& to = *message.add_filter_stages();
+    to.set_first_step(stage.first_step);
+    to.set_interval(stage.interval);
+    to.set_c0(stage.c0);
+    to.set_increment(stage.increment);
+    to.set_every(stage.every);
+  }
+  message.set_skips_inactive(plan.filter.skips_inactive);
   return SerializeMessage(message);
 }
 
@@ -508,6 +565,7 @@ Result<Plan> ParsePlan(ByteView bytes) {
       CheckRange("plan.lanes_per_server", message.lanes_per_server(), 1, kMaxLanes));
   plan.lanes_per_server = message.lanes_per_server();
 
+  GRADWIRE_RETURN_IF_ERROR(FilterFromMessage(message, plan.filter));
   plan.tensors.reserve(static_cast<std::size_t>(message.tensors_size()));
   std::unordered_set<std::string_view> names;  // of `message`, which stays
   for (const v1::Tensor& from : message.tensors()) {

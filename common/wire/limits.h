@@ -18,6 +18,9 @@ inline constexpr std::size_t kMaxSettingBytes = 64 * 1024;
 inline constexpr std::size_t kMaxSettings = 4096;
 inline constexpr std::size_t kMaxDimensions = 64;
 inline constexpr std::uint32_t kMaxPhases = 1024;
+/// Stages of a plan's filter, and steps of an interval.
+inline constexpr std::size_t kMaxFilterStages = 1024;
+inline constexpr std::uint32_t kMaxInterval = 4096;
 /// Bytes of one tensor at its dtype: what a pointer difference can hold.
 inline constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 62;
 /// Entries of every kind (tensors, units, members, phases, texts) in one control message: two

@@ -68,6 +68,32 @@ struct Phase {
   friend bool operator==(const Phase&, const Phase&) = default;
 };
 
+/// From a step on, a filtered unit is sent once in `interval` steps; with 1 in every step. What is
+/// held back keeps the weight min(1, c0 + increment * floor(step / every)) when more is added.
+struct FilterStage {
+  std::uint64_t first_step = 0;
+  std::uint32_t interval = 1;
+  double c0 = 1;
+  double increment = 0;
+  std::uint64_t every = 1;
+
+  friend bool operator==(const FilterStage&, const FilterStage&) = default;
+};
+
+/// The overlap-aware filter (docs/covap.md). A new version of a plan may append stages.
+struct Filter {
+  std::vector<FilterStage> stages;  // by first_step, the first is 0; none: there is no filter
+  bool skips_inactive = false;      // the output of what is not sent is left alone, else zeros
+
+  /// Index of the stage that holds at `step`. Precondition: there are stages.
+  std::size_t StageAt(std::uint64_t step) const {
+    std::size_t stage = 0;
+    while (stage + 1 < stages.size() && stages[stage + 1].first_step <= step) ++stage;
+    return stage;
+  }
+  friend bool operator==(const Filter&, const Filter&) = default;
+};
+
 /// What is compressed and sent together: a cut of one tensor or a fusion of small ones.
 struct Unit {
   std::uint64_t key = 0;  // equals its index in Plan::units
@@ -79,6 +105,9 @@ struct Unit {
   std::uint32_t lane = 0;
   std::vector<UnitMember> members;
   std::vector<Phase> phases;  // by first_step, the first is 0
+  /// [stage of the plan's filter]: the unit is sent in steps t with (class + t) mod interval = 0.
+  /// Empty: not filtered, sent in every step.
+  std::vector<std::uint32_t> filter_classes;
 
   std::uint64_t raw_bytes() const { return num_elements * SizeOf(dtype); }
   /// Index of the phase that holds at `step`.
@@ -91,7 +120,7 @@ struct Unit {
 };
 
 /// What is communicated how. Made by the root from configuration and declarations; a new version
-/// only appends tensors and units.
+/// only appends tensors, units and stages of the filter.
 struct Plan {
   std::uint64_t version = 0;
   std::uint32_t num_workers = 0;
@@ -99,6 +128,7 @@ struct Plan {
   std::uint32_t lanes_per_server = 0;
   std::vector<TensorDeclaration> tensors;
   std::vector<Unit> units;
+  Filter filter;
 
   friend bool operator==(const Plan&, const Plan&) = default;
 };

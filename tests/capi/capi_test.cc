@@ -738,6 +738,53 @@ TEST_CASE("a worker that goes with a push-pull in flight is named to the others"
   CHECK(failed == "");
 }
 
+TEST_CASE("the stretches that the filter sends are listed", "[capi]") {
+  // Two units of 4096 elements, of the classes 0 and 1.
+  Job job(1,
+          {"compression.filter.type=covap", "compression.filter.interval=2",
+           "compression.filter.inactive=skip", "partition.bytes=16KiB", "partition.fuse_below=0"});
+  const std::string failures = job.Run(1, [](Failures& check, gradwire_client*& client) {
+    const std::uint64_t extent = 8192;
+    const gradwire_tensor tensor = {"w", &extent, 1, GRADWIRE_FLOAT32, GRADWIRE_SUM, 0};
+    std::uint32_t id = 0;
+    if (!check.Ok(gradwire_declare(client, &tensor, 1, &id), "declare")) return;
+    double skips = 0;
+    check.Ok(gradwire_get_value(client, "filter_skips", &skips), "value");
+    check.Expect(skips == 1, "the filter skips");
+    gradwire_handle handle{};
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      std::vector<float> in(extent, 1.0F);
+      std::vector<float> out(extent, -1.0F);
+      check.Ok(gradwire_push_pull(client, id, in.data(), out.data(), extent * 4, &handle), "push");
+      check.Ok(gradwire_end_step(client), "end of step");
+      check.Ok(gradwire_wait(client, handle, -1), "wait");
+      std::size_t count = 0;
+      check.Ok(gradwire_active_ranges(client, handle, nullptr, 0, &count), "count");
+      gradwire_range ranges[2] = {};
+      check.Ok(gradwire_active_ranges(client, handle, ranges, 2, &count), "ranges");
+      const std::uint64_t sent = step % 2 * 4096;
+      check.Expect(count == 1 && ranges[0].offset == sent && ranges[0].count == 4096,
+                   "a range of step " + std::to_string(step));
+      check.Expect(out[sent] > 0 && out[4096 - sent] == -1.0F, "step " + std::to_string(step));
+    }
+    double held_back = 0;
+    check.Ok(gradwire_get_value(client, "held_back_units", &held_back), "value");
+    check.Expect(held_back == 4, "units held back");
+    std::size_t count = 0;
+    --handle.generation;
+    check.Expect(
+        gradwire_active_ranges(client, handle, nullptr, 0, &count) == GRADWIRE_INVALID_ARGUMENT &&
+            Has(gradwire_last_error(), "not of its last push-pull"),
+        "an old handle");
+    ++handle.generation;
+    check.Expect(
+        gradwire_active_ranges(client, handle, nullptr, 0, nullptr) == GRADWIRE_INVALID_ARGUMENT,
+        "no place for the count");
+  });
+  INFO(failures);
+  CHECK(failures.empty());
+}
+
 TEST_CASE("a process can have clients of two jobs", "[capi]") {
   Job first(1);
   Job second(1);

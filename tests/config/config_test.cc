@@ -72,6 +72,7 @@ compression:
   downlink:  {compressor: "onebit(scaling=l2)", feedback: off}
   min_bytes: 1KiB
   warmup_steps: 100
+  filter: {type: covap, interval: 4, assign: index, inactive: skip, c0: 0.25, step: 0.125, every: 10}
   rules:
     - {match: "*.bias", compressor: none}
     - {match: "embed*", uplink: {compressor: topk, ratio: 0.001}}
@@ -80,8 +81,9 @@ match:
   "head", downlink : {
   compressor:
     onebit, feedback : ef
-  }
+  }, filter: none
 }
+    - {match: "norm*", filter: none}
 timeouts:    {start: 2m, stall_warn: 500ms, stall_stop: 1h, heartbeat: 250ms, dead_after: 3s}
 log:         {level: warn, format: json}
 security:    {insecure: true}
@@ -98,12 +100,15 @@ plan:        saved.plan
   expected.compression.downlink = {{"onebit", {{"scaling", "l2"}}}, FeedbackMode::kOff};
   expected.compression.min_bytes = 1024;
   expected.compression.warmup_steps = 100;
+  expected.compression.filter = {
+      FilterType::kCovap, 4, FilterAssign::kIndex, FilterInactive::kSkip, 0.25, 0.125, 10};
   const LinkCompression none;
   const LinkCompression top_thousandth = {{"topk", {{"ratio", "0.001"}}}, FeedbackMode::kAuto};
   const LinkCompression onebit = {{"onebit", {}}, FeedbackMode::kEf};
   expected.compression.rules = {{"*.bias", none, none},
                                 {"embed*", top_thousandth, std::nullopt},
-                                {"head", std::nullopt, onebit}};
+                                {"head", std::nullopt, onebit, false},
+                                {"norm*", std::nullopt, std::nullopt, false}};
   expected.timeouts = {120000, 500, 3600000, 250, 3000};
   expected.log.format = LogFormat::kJson;
   expected.log.level = LogLevel::kWarn;
@@ -176,6 +181,13 @@ TEST_CASE("values at the ends of their range are taken and beyond it refused", "
       {"partition.credit", {"64KiB", "16GiB"}, {"65535", "17GiB", "auto"}},
       {"compression.min_bytes", {"0", "1GiB"}, {"2GiB"}},
       {"compression.warmup_steps", {"0", "1099511627776"}, {"1099511627777"}},
+      {"compression.filter.type", {"none", "covap"}, {"", "COVAP", "1"}},
+      {"compression.filter.interval", {"auto", "1", "256"}, {"0", "257", "-1", "2.5", "none"}},
+      {"compression.filter.assign", {"balanced", "index"}, {"", "size"}},
+      {"compression.filter.inactive", {"zero_fill", "skip"}, {"", "zero"}},
+      {"compression.filter.c0", {"auto", "0", "0.5", "1"}, {"-0.1", "1.1", "nan", "", "half"}},
+      {"compression.filter.step", {"0", "0.1", "1"}, {"auto", "2", "inf", ""}},
+      {"compression.filter.every", {"auto", "1", "1099511627776"}, {"0", "1099511627777", "1.5"}},
       {"timeouts.start", {"1ms", "168h"}, {"0ms", "0s", "169h", "-1s"}},
       {"timeouts.stall_warn", {"1ms"}, {"0ms"}},
       {"timeouts.stall_stop", {"1ms"}, {"0ms"}},
@@ -253,15 +265,6 @@ TEST_CASE("keys of features that do not exist take their off value only", "[conf
       {"server: {colocated: false}",
        "server.colocated is 'false', but placing servers apart from workers by this key is not "
        "available yet; the only value is true"},
-      {"compression: {filter: {type: covap, interval: auto}}",
-       "compression.filter.type is 'covap', but filters are not available yet; the only value is "
-       "none"},
-      {"compression: {filter: {interval: 4}}",
-       "compression.filter.interval is '4', but filters are not available yet; the only value is "
-       "auto"},
-      {"compression: {filter: {assign: index}}",
-       "compression.filter.assign is 'index', but filters are not available yet; the only value is "
-       "balanced"},
       {"method: clan",
        "method is 'clan', but adaptive methods are not available yet; the only value is none"},
       {"metrics: {listen: \"127.0.0.1:0\"}",
@@ -336,6 +339,8 @@ TEST_CASE("faults in rules are named by rule", "[config][unit]") {
         head + "has a fault in rule 1, which has feedback 'on', expected auto, off, ef or ef_lr");
   CHECK(rules("{match: a, uplink: {compressor: topk, ratio: 7}}")
             .find(head + "has a fault in rule 1, whose uplink is 'topk(ratio=7)': ") == 0);
+  CHECK(rules("{match: a, filter: covap}") ==
+        head + "has a fault in rule 1, whose filter is 'covap', expected none");
   std::string many;
   for (int i = 0; i < 257; ++i) many += "{match: a, compressor: none}, ";
   CHECK(rules(many) == head + "has 257 rules, at most 256 are possible");
@@ -444,9 +449,10 @@ compression:
   downlink:  {compressor: fp16, feedback: ef_lr}
   min_bytes: 3
   warmup_steps: 11
+  filter:    {type: covap, interval: 9, assign: index, inactive: skip, c0: 0.3, step: 0.01, every: 7}
   rules:
     - {match: 'a "quoted" \ name, {with}: #all', compressor: onebit, feedback: off}
-    - {match: "b?", downlink: {compressor: topk, k: 3}}
+    - {match: "b?", downlink: {compressor: topk, k: 3}, filter: none}
 timeouts:    {start: 1ms, stall_warn: 2ms, stall_stop: 3ms, heartbeat: 7ms, dead_after: 90m}
 log:         {level: trace, format: json}
 security:    {insecure: true}
@@ -496,19 +502,35 @@ TEST_CASE("the shared part is what changes the maths or the plan and nothing els
   const std::map<std::string, std::string> shared = SharedConfig(Different());
   std::vector<std::string> keys;
   for (const auto& entry : shared) keys.push_back(entry.first);
-  CHECK(keys == std::vector<std::string>{
-                    "compression.downlink.compressor", "compression.downlink.feedback",
-                    "compression.min_bytes", "compression.rules", "compression.uplink.compressor",
-                    "compression.uplink.feedback", "compression.warmup_steps", "job.id", "job.seed",
-                    "job.servers", "job.workers", "partition.bytes", "partition.fuse_below",
-                    "plugins", "server.lanes"});
+  CHECK(keys == std::vector<std::string>{"compression.downlink.compressor",
+                                         "compression.downlink.feedback",
+                                         "compression.filter.assign",
+                                         "compression.filter.c0",
+                                         "compression.filter.every",
+                                         "compression.filter.inactive",
+                                         "compression.filter.interval",
+                                         "compression.filter.step",
+                                         "compression.filter.type",
+                                         "compression.min_bytes",
+                                         "compression.rules",
+                                         "compression.uplink.compressor",
+                                         "compression.uplink.feedback",
+                                         "compression.warmup_steps",
+                                         "job.id",
+                                         "job.seed",
+                                         "job.servers",
+                                         "job.workers",
+                                         "partition.bytes",
+                                         "partition.fuse_below",
+                                         "plugins",
+                                         "server.lanes"});
   CHECK(shared.at("partition.bytes") == "80KiB");
   CHECK(shared.at("compression.uplink.compressor") == "topk(index=u32,ratio=0.125)");
   const std::string rules =
       R"__([{match: "a \"quoted\" \\ name, {with}: #all", )__"
       R"__(uplink: {compressor: "onebit", feedback: off}, )__"
       R"__(downlink: {compressor: "onebit", feedback: off}}, )__"
-      R"__({match: "b?", downlink: {compressor: "topk(k=3)", feedback: auto}}])__";
+      R"__({match: "b?", downlink: {compressor: "topk(k=3)", feedback: auto}, filter: none}])__";
   CHECK(shared.at("compression.rules") == rules);
 }
 

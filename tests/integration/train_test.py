@@ -91,6 +91,25 @@ class TrainTest(unittest.TestCase):
         other, _ = self.train(2, "partition.bytes=64KiB")
         self.assertNotEqual(first["digest"], other["digest"])
 
+    def test_the_filter_trains_with_zero_fill_and_with_skip(self):
+        plain, _ = self.train(2, config="plain.yaml", steps=60)
+        unfiltered = ["compression.filter.type=covap", "compression.filter.interval=1"]
+        one, _ = self.train(2, *unfiltered, config="plain.yaml", steps=60)
+        self.assertEqual(one["digest"], plain["digest"])
+        digests = {plain["digest"]}
+        for inactive in ("zero_fill", "skip"):
+            settings = ["compression.filter.type=covap", "compression.filter.interval=3",
+                        f"compression.filter.inactive={inactive}", "partition.bytes=64KiB"]
+            first, _ = self.train(2, *settings, config="plain.yaml", steps=60)
+            again, _ = self.train(2, *settings, "job.servers=3", "worker.threads=2",
+                                  config="plain.yaml", steps=60)
+            self.assertEqual(first["digest"], again["digest"], inactive)
+            # A third of the bytes, with headers and heartbeats.
+            self.assertLess(first["gradient_sent_bytes"], plain["gradient_sent_bytes"] / 2)
+            self.assertLess(first["last_loss"], 0.97 * first["first_loss"], inactive)
+            digests.add(first["digest"])
+        self.assertEqual(len(digests), 3)
+
     @unittest.skipIf(SANITIZED, "runs no other code")
     def test_onebit_is_28_times_smaller_both_ways(self):
         report, _ = self.train(2, model="mlp", steps=6)

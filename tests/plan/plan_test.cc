@@ -6,11 +6,14 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "common/base/random.h"
+#include "common/plan/model_list.h"
+#include "common/plan/units.h"
 #include "common/wire/control.h"
 #include "tests/catch.h"
 
@@ -714,14 +717,14 @@ TEST_CASE("a plan is written as JSON for programs", "[plan][unit]") {
       R"__("downlink":"fp16","downlink_class":"contractive","downlink_feedback":"none"}]})__";
   CHECK(
       PlanToJson(plan) ==
-      R"__({"version":1,"workers":2,"servers":1,"lanes":1,"units":[)__"
-      R"__({"key":0,"elements":262144,"dtype":"float32","op":"average","priority":5,"server":0,"lane":0,)__"
+      R"__({"version":1,"workers":2,"servers":1,"lanes":1,"filter":null,"units":[)__"
+      R"__({"key":0,"elements":262144,"dtype":"float32","op":"average","priority":5,"server":0,"lane":0,"filter_classes":[],)__"
       R"__("members":[{"tensor":"w\"\n","offset":0,"elements":262144}],)__" +
           phases +
-          R"__(,{"key":1,"elements":37856,"dtype":"float32","op":"average","priority":5,"server":0,"lane":0,)__"
+          R"__(,{"key":1,"elements":37856,"dtype":"float32","op":"average","priority":5,"server":0,"lane":0,"filter_classes":[],)__"
           R"__("members":[{"tensor":"w\"\n","offset":262144,"elements":37856}],)__" +
           phases +
-          R"__(,{"key":2,"elements":5,"dtype":"int64","op":"sum","priority":0,"server":0,"lane":0,)__"
+          R"__(,{"key":2,"elements":5,"dtype":"int64","op":"sum","priority":0,"server":0,"lane":0,"filter_classes":[],)__"
           R"__("members":[{"tensor":"x","offset":0,"elements":3},{"tensor":"y","offset":0,"elements":2}],)__"
           R"__("phases":[{"first_step":0,"uplink":"none","uplink_class":"exact","uplink_feedback":"none",)__"
           R"__("downlink":"none","downlink_class":"exact","downlink_feedback":"none"}]}]})__");
@@ -812,6 +815,227 @@ TEST_CASE("declarations that differ are described with both values", "[plan][uni
       "name is 't' on rank 2, 'u' on rank 7; dtype is float32 on rank 2, int8 on rank 7; shape is "
       "[3] on rank 2, [3, 1] on rank 7; priority is 1 on rank 2, 0 on rank 7; operation is "
       "average on rank 2, sum on rank 7");
+}
+
+// ---- The filter ---------------------------------------------------------------------------------
+
+PlanOptions FilterOptions(std::uint32_t interval, FilterAssign assign = FilterAssign::kBalanced) {
+  PlanOptions options = Options();
+  options.compression.filter.type = FilterType::kCovap;
+  options.compression.filter.interval = interval;
+  options.compression.filter.assign = assign;
+  return options;
+}
+
+/// Bytes of the heaviest class over the mean of all.
+double HeaviestClass(const Plan& plan, std::uint32_t interval) {
+  std::vector<double> loads(interval, 0);
+  for (const Unit& unit : plan.units) {
+    REQUIRE(unit.filter_classes.size() == plan.filter.stages.size());
+    loads.at(unit.filter_classes.back()) += static_cast<double>(unit.raw_bytes());
+  }
+  const double total = std::accumulate(loads.begin(), loads.end(), 0.0);
+  return *std::max_element(loads.begin(), loads.end()) / (total / interval);
+}
+
+TEST_CASE("balanced classes of every model list are within a tenth of their mean",
+          "[plan][covap]") {
+  int lists = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(GRADWIRE_SOURCE_DIR "/configs/models")) {
+    const auto tensors = ReadModelList(entry.path().string());
+    REQUIRE(tensors.ok());
+    ++lists;
+    for (std::uint32_t interval = 2; interval <= 16; ++interval) {
+      const Plan plan = Made(*tensors, FilterOptions(interval));
+      CAPTURE(entry.path().string(), interval, plan.units.size());
+      CHECK(HeaviestClass(plan, interval) <= 1.1);
+    }
+  }
+  CHECK(lists > 0);
+  CHECK(HeaviestClass(Made(ResNetLike(), FilterOptions(16)), 16) <= 1.1);
+}
+
+TEST_CASE("each balanced class is placed evenly on servers and lanes", "[plan][covap]") {
+  PlanOptions options = FilterOptions(4);
+  options.num_servers = 2;
+  options.lanes_per_server = 2;
+  const Plan plan = Made(ResNetLike(), options);
+  CheckCovers(plan);
+  std::map<std::uint32_t, std::map<std::uint32_t, double>> loads;  // class, lane
+  for (const Unit& unit : plan.units) {
+    loads[unit.filter_classes.back()][2 * unit.server + unit.lane] +=
+        static_cast<double>(unit.raw_bytes());
+  }
+  REQUIRE(loads.size() == 4);
+  for (const auto& [filter_class, lanes] : loads) {
+    CAPTURE(filter_class);
+    REQUIRE(lanes.size() == 4);
+    double total = 0;
+    double heaviest = 0;
+    for (const auto& [lane, bytes] : lanes) {
+      total += bytes;
+      heaviest = std::max(heaviest, bytes);
+    }
+    CHECK(heaviest / (total / 4) < 1.25);  // some twenty units of up to 1 MiB in a class
+  }
+}
+
+TEST_CASE("tensors that come later leave the classes there are alone", "[plan][covap]") {
+  const auto assign = GENERATE(FilterAssign::kBalanced, FilterAssign::kIndex);
+  const PlanOptions options = FilterOptions(3, assign);
+  const Plan first = Made({Tensor("a", {600000}), Tensor("b", {300000})}, options);
+  const Plan second = Extended(first, {Tensor("c", {900000})}, options);
+  REQUIRE(second.units.size() > first.units.size());
+  for (std::size_t i = 0; i < first.units.size(); ++i) CHECK(second.units[i] == first.units[i]);
+  CHECK(HeaviestClass(second, 3) < 1.35);
+  CheckCovers(second);
+}
+
+TEST_CASE("index numbers units in the order of the backward pass", "[plan][covap]") {
+  PlanOptions options = FilterOptions(3, FilterAssign::kIndex);
+  options.fuse_below = 0;
+  // The first tensor is needed first, so its gradient comes last.
+  const Plan plan = Made({Tensor("a", {100}, DType::kFloat32, ReduceOp::kAverage, 4),
+                          Tensor("b", {100}, DType::kFloat32, ReduceOp::kAverage, 3),
+                          Tensor("c", {100}, DType::kFloat32, ReduceOp::kSum, 2),
+                          Tensor("d", {100}, DType::kFloat32, ReduceOp::kAverage, 1)},
+                         options);
+  std::vector<std::uint32_t> classes;
+  for (const Unit& unit : plan.units) classes.push_back(unit.filter_classes.at(0));
+  CHECK(classes == std::vector<std::uint32_t>{0, 2, 1, 0});
+}
+
+TEST_CASE("index cuts units above the median, at most into as many shards as there are classes",
+          "[plan][covap]") {
+  PlanOptions options = FilterOptions(4, FilterAssign::kIndex);
+  options.fuse_below = 0;
+  constexpr std::uint64_t kBlock = kBlockElements;
+  const Plan plan = Made(
+      {Tensor("median", {2 * kBlock}), Tensor("small", {2 * kBlock}), Tensor("five", {10 * kBlock}),
+       Tensor("two", {4 * kBlock + 5}), Tensor("same", {2 * kBlock})},
+      options);
+  CheckCovers(plan);
+  std::map<std::string, std::vector<std::uint64_t>> shards;
+  for (const Unit& unit : plan.units) {
+    shards[plan.tensors[unit.members[0].tensor].name].push_back(unit.num_elements);
+  }
+  CHECK(shards["median"] == std::vector<std::uint64_t>{2 * kBlock});
+  // floor(5 + 0.7), at most 4: blocks 0-2, 2-5, 5-7, 7-10.
+  CHECK(shards["five"] ==
+        std::vector<std::uint64_t>{2 * kBlock, 3 * kBlock, 2 * kBlock, 3 * kBlock});
+  CHECK(shards["two"] == std::vector<std::uint64_t>{2 * kBlock, 2 * kBlock + 5});
+  // What is fused is cut too, where one of its members may have to be.
+  options.fuse_below = 1 << 20;
+  const Plan fused = Made({Tensor("x", {60 * kBlock}), Tensor("y", {30 * kBlock}),
+                           Tensor("z", {9 * kBlock}, DType::kFloat16)},
+                          options);
+  CheckCovers(fused);
+  CHECK(fused.units.size() > 3);
+}
+
+TEST_CASE("integers, broadcasts, plain fp64 and what a rule exempts are not filtered",
+          "[plan][covap]") {
+  PlanOptions options = FilterOptions(2);
+  options.compression.rules = {{"head*", std::nullopt, std::nullopt, false}};
+  const std::vector<TensorDeclaration> tensors = {
+      Tensor("w", {100000}),
+      Tensor("half", {100000}, DType::kFloat16),
+      Tensor("double", {100000}, DType::kFloat64),
+      Tensor("count", {100000}, DType::kInt64, ReduceOp::kSum),
+      Tensor("start", {100000}, DType::kFloat32, ReduceOp::kBroadcast),
+      Tensor("head.weight", {100000}),
+      Tensor("head.bias", {10}),
+      Tensor("bias", {10})};
+  const Plan plan = Made(tensors, options);
+  CheckCovers(plan);
+  std::map<std::string, bool> filtered;
+  for (const Unit& unit : plan.units) {
+    for (const UnitMember& member : unit.members) {
+      filtered[plan.tensors[member.tensor].name] = !unit.filter_classes.empty();
+    }
+  }
+  CHECK(filtered == std::map<std::string, bool>{{"w", true},
+                                                {"half", true},
+                                                {"double", false},
+                                                {"count", false},
+                                                {"start", false},
+                                                {"head.weight", false},
+                                                {"head.bias", false},
+                                                {"bias", true}});
+  // With a compressor fp64 is summed in fp32 anyway.
+  options.compression.uplink = Link("onebit");
+  const Plan compressed = Made({tensors[2]}, options);
+  CHECK_FALSE(compressed.units[0].filter_classes.empty());
+}
+
+TEST_CASE("nothing is filtered while nothing is compressed", "[plan][covap]") {
+  PlanOptions options = FilterOptions(16);
+  options.compression.warmup_steps = 20;
+  options.compression.filter.step = 0.25;
+  const Plan plan = Made({Tensor("w", {100000})}, options);
+  CHECK(plan.filter.stages == std::vector<FilterStage>{{0, 1, 1, 0, 1}, {20, 16, 0.2, 0.25, 100}});
+  for (std::uint64_t step = 0; step < 20; ++step) CHECK(IsActive(plan.filter, plan.units[0], step));
+  CHECK_FALSE(MayHoldBack(plan.filter, plan.units[0], 19));
+  CHECK(MayHoldBack(plan.filter, plan.units[0], 20));
+  int active = 0;
+  for (std::uint64_t step = 20; step < 36; ++step) {
+    active += IsActive(plan.filter, plan.units[0], step);
+    CHECK(IsActive(plan.filter, plan.units[0], step) ==
+          (ActiveClass(16, step) == plan.units[0].filter_classes[1]));
+  }
+  CHECK(active == 1);
+  CHECK(WeightAt(plan.filter, 99) == 0.2F);
+  CHECK(WeightAt(plan.filter, 100) == 0.45F);
+}
+
+TEST_CASE("a filter is refused with a measured interval and with ef_lr", "[plan][covap]") {
+  CHECK(Refusal({Tensor("w", {100000})}, FilterOptions(0)) ==
+        "compression.filter.interval is auto, but an interval that is measured is not available "
+        "yet; expected 1 to 256");
+  PlanOptions options = FilterOptions(4);
+  options.compression.downlink = Link("onebit", FeedbackMode::kEfLr);
+  CHECK(Refusal({Tensor("w", {100000})}, options) ==
+        "tensor 'w': filter covap and feedback ef_lr: what the filter holds back is the sum of "
+        "gradients of several learning rates, expected feedback auto, off or ef, or filter: none "
+        "in a rule");
+  options.compression.rules = {{"w", std::nullopt, std::nullopt, false}};
+  CHECK(Made({Tensor("w", {100000})}, options).units[0].filter_classes.empty());
+}
+
+TEST_CASE("a filter is saved, replayed and described with its plan", "[plan][covap]") {
+  PlanOptions options = FilterOptions(3);
+  options.compression.filter.inactive = FilterInactive::kSkip;
+  const std::vector<TensorDeclaration> tensors = {Tensor("w", {900000}),
+                                                  Tensor("i", {5}, DType::kInt64)};
+  const Plan plan = Made(tensors, options);
+  CHECK(plan.filter.skips_inactive);
+  const TemporaryFile file;
+  REQUIRE(SavePlan(plan, file.path()) == Status::Ok());
+  const auto loaded = LoadPlan(file.path());
+  REQUIRE(loaded.ok());
+  CHECK(*loaded == plan);
+  // Whatever the options say.
+  const auto replayed = ReplayPlan(EmptyPlan(Options()), tensors, *loaded, Options());
+  REQUIRE(replayed.ok());
+  CHECK(*replayed == plan);
+
+  CHECK(PlanToJson(plan).find(
+            R"__("filter":{"inactive":"skip","stages":[{"first_step":0,"interval":3,"c0":0.5,)__"
+            R"__("step":0.1,"every":50}]},"units":[)__") != std::string::npos);
+  CHECK(PlanToJson(plan).find(R"__("lane":0,"filter_classes":[0],"members":)__") !=
+        std::string::npos);
+  const std::string text = DescribePlan(plan);
+  INFO(text);
+  CHECK(text.find("filter: a filtered unit is sent once in 3 steps\n") != std::string::npos);
+  CHECK(text.find("lane  class  dtype") != std::string::npos);
+  const std::string summary = SummarizePlan(plan);
+  INFO(summary);
+  // A third of 3.4 MiB each way, and 40 bytes of integers.
+  CHECK(summary.find("sends 1.1 MiB (1/3.0) and receives 1.1 MiB (1/3.0) a step") !=
+        std::string::npos);
+  CHECK(summary.find("\nfilter: a filtered unit is sent once in 3 steps; heaviest class 1.") !=
+        std::string::npos);
 }
 
 }  // namespace

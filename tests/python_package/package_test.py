@@ -68,6 +68,13 @@ class JobTest(unittest.TestCase):
     def test_shows_the_plan(self):
         self.run_job("plan", "compression.uplink.compressor=onebit", "compression.warmup_steps=5")
 
+    def test_lists_what_the_filter_sends(self):
+        for inactive in ("zero_fill", "skip"):
+            with self.subTest(inactive=inactive):
+                self.run_job("filtered", "compression.filter.type=covap",
+                             "compression.filter.interval=2", "partition.bytes=16KiB",
+                             "partition.fuse_below=0", f"compression.filter.inactive={inactive}")
+
     def test_has_many_in_flight_and_loses_no_result(self):
         self.run_job("asynchronous")
 

@@ -479,9 +479,30 @@ def lost_peer():
     raise AssertionError("the push-pull has completed")
 
 
+def filtered():
+    """A step sends one of two units; with skip the other half of `out` stays."""
+    array = numpy.ones(8192, numpy.float32)
+    for step in range(4):
+        out = numpy.full(8192, -1, numpy.float32)
+        handle = gradwire.push_pull_async(array, average=False, name="w", out=out)
+        gradwire.end_step()
+        gradwire.synchronize(handle)
+        expect(handle.active_ranges() == [(step % 2 * 4096, 4096)], f"{handle.active_ranges()}")
+        sent, held = out.reshape(2, 4096)[[step % 2, 1 - step % 2]]
+        kept = -1 if gradwire.plan()["filter"]["inactive"] == "skip" else 0
+        expect((sent > 0).all() and (held == kept).all(), f"step {step}: {sent[0]}, {held[0]}")
+    plan = gradwire.plan()
+    expect(plan["filter"]["stages"][0]["interval"] == 2, str(plan["filter"]))
+    expect([unit["filter_classes"] for unit in plan["units"]] == [[0], [1]], "classes")
+    expect(gradwire.stats()["held_back_units"] == 4, str(gradwire.stats()))
+    # What is left alone of an array that the package makes is zeros.
+    fresh = gradwire.push_pull(array, average=False, name="w")
+    expect((fresh[4096:] == 0).all() and (fresh[:4096] > 0).all(), "a fresh array")
+
+
 SCENARIOS = {function.__name__: function for function in (
     types_and_shapes, in_place_and_strides, fresh_arrays, asynchronous, deadline, compressed,
-    not_finite, worth, plan, broadcasts, wrong_calls, differing, state, damaged_state,
+    not_finite, worth, filtered, plan, broadcasts, wrong_calls, differing, state, damaged_state,
     state_of_another_rank, scales, forked, no_farewell, lost_peer)}
 
 

@@ -54,7 +54,7 @@ class Fixture {
       : Fixture(compressor, compressor, warmup_steps) {}
 
   Fixture(const std::string& uplink, const std::string& downlink, std::uint64_t warmup_steps,
-          DType dtype = DType::kFloat32)
+          DType dtype = DType::kFloat32, std::uint32_t interval = 0)
       : codecs_(BuiltinCompressors()),
         shard_(
             {0, 0, kWorkers, 1}, codecs_, residuals_, executor_, pool_,
@@ -66,6 +66,10 @@ class Fixture {
     options.compression.warmup_steps = warmup_steps;
     options.compression.uplink.compressor.name = uplink;
     options.compression.downlink.compressor.name = downlink;
+    if (interval > 0) {
+      options.compression.filter.type = FilterType::kCovap;
+      options.compression.filter.interval = interval;
+    }
     TensorDeclaration tensor;
     tensor.name = "weight";
     tensor.dtype = dtype;
@@ -496,6 +500,29 @@ TEST_CASE("worker 0 reads and writes a key's residual and round when no round is
     CAPTURE(what, shard.output.failures[0].message());
     REQUIRE(shard.output.failures[0].message().find(expected) != std::string::npos);
   }
+}
+
+TEST_CASE("a push of a step in which the filter does not send the unit is refused by name",
+          "[server][unit][covap]") {
+  Fixture test("none", "none", 0, DType::kFloat32, 2);
+  // Unit 0 is of class 0, unit 1 of class 1: in step 0 class 0 is sent, in step 1 class 1.
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    test.Push(rank, test.PushHeader(0, 0), test.Encode(1, "none"));
+  }
+  test.RunUntilSaid(3);
+  REQUIRE(test.output.failures.empty());
+  Header late = test.PushHeader(0, 1);
+  late.step = 2;
+  test.Push(1, late, test.Encode(1, "none"));
+  REQUIRE(test.output.failures.empty());
+  late.step = 3;
+  test.Push(2, late, test.Encode(1, "none"));
+  REQUIRE(test.output.failures.size() == 1);
+  CHECK(test.output.failures[0].code() == StatusCode::kCorruptData);
+  CHECK(test.output.failures[0].message() ==
+        "push of rank 2 for tensor 'weight'[0:4096] (key 0) in step 3 with plan version 1: the "
+        "filter sends class 1 of 2 in that step, the unit is of class 0 (plan version 1 of the "
+        "server)");
 }
 
 }  // namespace

@@ -90,6 +90,11 @@ class HookTest(JobTest):
                     f"compression.{link}.{setting}" for link in ("uplink", "downlink")
                     for setting in (f"compressor={compressor}", *settings)])
 
+    def test_the_filter_works_with_zeros_and_is_refused_with_skip(self):
+        covap = ["compression.filter.type=covap", "compression.filter.interval=3"]
+        self.run_job("fifty_steps", settings=covap)
+        self.run_job("refuses_skip", settings=[*covap, "compression.filter.inactive=skip"])
+
     def test_a_lost_server_is_an_error_of_backward(self):
         self.run_job("lost_server", settings=["timeouts.dead_after=1s"], expected=1,
                      word="rank 0 knows")

@@ -302,6 +302,12 @@ def fifty_steps():
     expect(counts["sent_bytes"] < counts["raw_push_bytes"] / 2, f"not compressed: {counts}")
 
 
+def refuses_skip():
+    """What the filter leaves in a bucket would be taken for a gradient."""
+    refused(Code.INVALID_ARGUMENT, "compression.filter.inactive is skip, which gradwire.torch",
+            hooked, net())
+
+
 def wrong_calls():
     refused(Code.INVALID_ARGUMENT, "no parameter that requires a gradient", gw.DDPState,
             nn.ReLU())
@@ -474,7 +480,7 @@ def no_farewell():
 
 SCENARIOS = {function.__name__: function for function in (
     equals_plain, unused_parameters, accumulates_in_no_sync, joins, other_dtypes, not_finite,
-    several_models, futures, fifty_steps, wrong_calls, reconnects, no_farewell, lost_server, stall,
+    several_models, futures, fifty_steps, refuses_skip, wrong_calls, reconnects, no_farewell, lost_server, stall,
     fails_halfway)}
 
 

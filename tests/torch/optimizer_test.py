@@ -77,6 +77,16 @@ class OptimizerTest(unittest.TestCase):
                         settings.append(f"compression.{link}.ratio=0.1")
                 self.run_job("two_hundred_steps", settings=settings)
 
+    def test_the_filter_works_with_zeros_and_is_refused_with_skip(self):
+        covap = ["compression.filter.type=covap", "compression.filter.interval=3",
+                 "compression.filter.c0=1", "partition.fuse_below=0"]
+        for compressor in ("none", "fp16"):
+            with self.subTest(compressor=compressor):
+                self.run_job("two_hundred_steps", settings=[
+                    *covap, "compression.min_bytes=0B", f"compression.uplink.compressor={compressor}",
+                    f"compression.downlink.compressor={compressor}"])
+        self.run_job("refuses_skip", settings=[*covap, "compression.filter.inactive=skip"])
+
     def test_several_optimizers(self):
         self.run_job("two_models", "one_backward_for_two_optimizers", "one_loss_reaches_both")
 

@@ -1337,12 +1337,20 @@ def killed():
         sys.exit(error.exit_code)
 
 
+def refuses_skip():
+    """An optimizer would take what the filter leaves in a gradient for one."""
+    model = network()
+    refused("compression.filter.inactive is skip, which gradwire.torch does not support",
+            gw.DistributedOptimizer, sgd(model), model.named_parameters())
+    refused("expected zero_fill", gw.push_pull, torch.ones(3), name="a tensor")
+
+
 SCENARIOS = {function.__name__: function for function in (
     equals_doubled_batch, hooks_of_pytorch_2, two_hundred_steps, two_models, one_backward_for_two_optimizers,
     one_loss_reaches_both, clipping, several_passes, shared_and_unused, wrong_orders, closures,
     gradient_objects, dtypes, schedulers_and_states, refusals, uneven_batches, failing_in_join,
     not_finite, mixed_precision, residuals_follow_the_scale, advice, learning_rates, overlap, data_parallel,
-    fails_in_backward, interrupted, second_job, killed)}
+    fails_in_backward, interrupted, second_job, killed, refuses_skip)}
 
 
 def main():

@@ -496,6 +496,14 @@ TEST_CASE("a plan that breaks a rule is refused, with the field and both values"
   const auto phase = [](M& m, int unit, int i) -> v1::Phase& {
     return *m.mutable_units(unit)->mutable_phases(i);
   };
+  const auto add_stage = [](M& m, std::uint64_t first_step,
+                            std::uint32_t interval) -> v1::FilterStage& {
+    v1::FilterStage& stage = *m.add_filter_stages();
+    stage.set_first_step(first_step);
+    stage.set_interval(interval);
+    stage.set_every(1);
+    return stage;
+  };
   CheckRefused<M>(
       Serialize(ExamplePlan()), ParsePlan,
       {
@@ -581,6 +589,36 @@ TEST_CASE("a plan that breaks a rule is refused, with the field and both values"
            "plan.units[0].phases[0].uplink_feedback is 3, expected 0 to 2"},
           {[&](M& m) { phase(m, 0, 1).set_downlink_feedback(4); },
            "plan.units[0].phases[1].downlink_feedback is 4, expected 0 to 2"},
+          {[&](M& m) { add_stage(m, 1, 2); }, "plan.filter_stages[0].first_step is 1, expected 0"},
+          {[&](M& m) {
+             add_stage(m, 0, 2);
+             add_stage(m, 0, 2);
+           },
+           "plan.filter_stages[1].first_step is 0, expected more than 0"},
+          {[&](M& m) { add_stage(m, 0, 0); },
+           "plan.filter_stages[0].interval is 0, expected 1 to 4096"},
+          {[&](M& m) { add_stage(m, 0, 2).set_every(0); },
+           "plan.filter_stages[0].every is 0, expected at least 1"},
+          {[&](M& m) { add_stage(m, 0, 2).set_c0(std::nan("")); },
+           "plan.filter_stages[0].c0 is nan, expected 0 to 1"},
+          {[&](M& m) { add_stage(m, 0, 2).set_increment(-1); },
+           "plan.filter_stages[0].increment is -1, expected 0 to 1"},
+          {[&](M& m) {
+             for (std::uint32_t i = 0; i <= kMaxFilterStages; ++i) add_stage(m, i, 2);
+           },
+           "plan.filter_stages has 1025 entries, expected at most 1024"},
+          {[](M& m) { m.mutable_units(0)->add_filter_classes(0); },
+           "plan.units[0].filter_classes has 1 entries, expected 0 or 0"},
+          {[&](M& m) {
+             add_stage(m, 0, 2);
+             m.mutable_units(0)->add_filter_classes(2);
+           },
+           "plan.units[0].filter_classes[0] is 2, expected less than 2"},
+          {[&](M& m) {
+             add_stage(m, 0, 2);
+             m.mutable_units(3)->add_filter_classes(1);
+           },
+           "plan.units[3] is a sum of int32 and has filter_classes, which it cannot"},
       });
 }
 

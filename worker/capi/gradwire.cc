@@ -492,6 +492,7 @@ gradwire_status gradwire_get_value(const gradwire_client* client, const char* na
     if (Status s = CheckNotNull(name, "the name of a value"); !s.ok()) return s;
     if (Status s = CheckNotNull(value, "the place for the value"); !s.ok()) return s;
     const gradwire::ClientStats now = c.stats();
+    const gradwire::Filter& filter = c.plan().filter;
     const std::pair<std::string_view, double> values[] = {
         {"compression_saves_ms", now.compression_saves_ms},
         {"compression_costs_ms", now.compression_costs_ms},
@@ -500,7 +501,10 @@ gradwire_status gradwire_get_value(const gradwire_client* client, const char* na
         {"comm_ms", now.overlap.comm_ms},
         {"compute_ms", now.overlap.compute_ms},
         {"exposed_ms", now.overlap.exposed_ms},
-        {"ccr", now.overlap.ccr()}};
+        {"ccr", now.overlap.ccr()},
+        {"held_back_units", static_cast<double>(now.held_back_units)},
+        {"held_back_nonfinite", static_cast<double>(now.held_back_nonfinite)},
+        {"filter_skips", filter.skips_inactive ? 1.0 : 0.0}};
     std::string names;
     for (const auto& [known, number] : values) {
       if (known == name) {
@@ -518,4 +522,18 @@ int gradwire_exit_code(int status, int started) {
   // Every other number is a failure that has no code of its own.
   if (status < GRADWIRE_OK || status > GRADWIRE_INTERNAL) return gradwire::kExitFailed;
   return gradwire::ExitCodeOf(Status(static_cast<StatusCode>(status), ""), started != 0);
+}
+
+gradwire_status gradwire_active_ranges(const gradwire_client* client, gradwire_handle handle,
+                                       gradwire_range* ranges, size_t room, size_t* count) {
+  return WithClient(client, [&](gradwire::Client& c) -> Status {
+    if (Status s = CheckNotNull(count, "the place for the number of ranges"); !s.ok()) return s;
+    const auto active = c.ActiveRanges({{handle.tensor}, handle.generation});
+    if (!active.ok()) return active.status();
+    *count = active->size();
+    for (std::size_t i = 0; ranges != nullptr && i < std::min(room, active->size()); ++i) {
+      ranges[i] = {(*active)[i].offset, (*active)[i].count};
+    }
+    return Status::Ok();
+  });
 }

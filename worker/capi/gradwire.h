@@ -70,6 +70,12 @@ typedef struct {
   uint64_t generation;
 } gradwire_handle;
 
+/* Elements [offset, offset + count) of a tensor. */
+typedef struct {
+  uint64_t offset;
+  uint64_t count;
+} gradwire_range;
+
 /* Since the connection was made. Bytes on the wire are frames with the transport's framing. */
 typedef struct {
   uint64_t sent_bytes;
@@ -210,12 +216,25 @@ gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats
    "comm_ms", its bytes over the goodput; "compute_ms", the time of the caller's in which they can
    be on their way; "ccr", comm_ms over compute_ms; "exposed_ms", how long the caller was blocked.
    docs/operations.md has the definitions.
+   Of the filter, since the connection was made: "held_back_units", how often a unit was, and
+   "held_back_nonfinite", elements that were not finite and so left out; once tensors are declared,
+   "filter_skips", 1 if the output of what is held back is left alone (`inactive: skip`).
    Errors: NOT_FOUND with the names there are. */
 gradwire_status gradwire_get_value(const gradwire_client* client, const char* name, double* value);
 
 /* The exit code that fits an error that has ended the job (docs/operations.md): 2 configuration, 3
    not started in time, 4 stalled, 5 peer lost, else 1. started: 0 if gradwire_init gave it. */
 int gradwire_exit_code(int status, int started);
+
+/* ---- The filter (compression.filter, docs/covap.md) ---- */
+
+/* Of a tensor's last push-pull, complete or not: how many stretches of it are sent in that step,
+   into *count, and the first `room` of them, in order, into `ranges` (NULL counts as no room). What
+   is not in them is held back: its output is zeros, or with `inactive: skip` what it was before.
+   Without a filter it is the whole tensor in one stretch.
+   Errors: INVALID_ARGUMENT if the handle is not of the tensor's last push-pull. */
+gradwire_status gradwire_active_ranges(const gradwire_client* client, gradwire_handle handle,
+                                       gradwire_range* ranges, size_t room, size_t* count);
 
 #ifdef __cplusplus
 }

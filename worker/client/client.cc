@@ -265,6 +265,17 @@ ClientImpl::~ClientImpl() {
 
 // --- the door -----------------------------------------------------------------------------------
 
+Result<std::vector<ElementRange>> Client::ActiveRanges(const Handle& handle) const {
+  const std::vector<TensorDeclaration>& tensors = plan().tensors;
+  if (handle.tensor.index >= tensors.size()) {
+    return InvalidArgument(fmt::format("active ranges of tensor {}, {} are declared",
+                                       handle.tensor.index, tensors.size()));
+  }
+  const std::uint64_t count = tensors[handle.tensor.index].num_elements();
+  if (count == 0) return std::vector<ElementRange>();
+  return std::vector<ElementRange>{{0, count}};
+}
+
 Result<std::unique_ptr<Client>> Client::Connect(const Config& config, std::uint32_t rank) {
   ZmqLoopOptions options;
   options.max_message_bytes = MaxFrameBytes(config.partition.bytes);

@@ -31,6 +31,13 @@ struct Handle {
   std::uint64_t generation = 0;
 };
 
+/// Elements [offset, offset + count) of a tensor.
+struct ElementRange {
+  std::uint64_t offset = 0;
+  std::uint64_t count = 0;
+  friend bool operator==(const ElementRange&, const ElementRange&) = default;
+};
+
 /// What a client has done since it connected. Bytes are frames plus the transport's framing.
 struct ClientStats {
   TrafficCounters traffic;
@@ -39,6 +46,9 @@ struct ClientStats {
   std::uint64_t nonfinite_units = 0;  // rounds that were void
   std::uint64_t resent_pushes = 0;
   std::uint64_t reconnects = 0;
+  /// Of units that the filter held back: how often, and elements that were not finite and are lost.
+  std::uint64_t held_back_units = 0;
+  std::uint64_t held_back_nonfinite = 0;
   /// What compression is worth, since the first step that had any (docs/operations.md says how it
   /// is estimated); all 0 without it. goodput: bytes a second, 0 before the first receipt.
   double compression_saves_ms = 0;  // a step; negative if payloads are larger than gradients
@@ -84,6 +94,7 @@ class Client {
   virtual Result<std::vector<TensorId>> Declare(std::span<const TensorDeclaration> batch) = 0;
 
   /// Pushes `input` and pulls the average (or sum) over all workers into `output`. Returns at once.
+  /// What the filter holds back in this step stays here, and its output is zeros or left alone.
   /// Shapes: both num_elements * SizeOf(dtype) bytes, in the tensor's dtype.
   /// Members of a fused unit leave when all of them are there, or at EndStep.
   /// Errors: InvalidArgument for a wrong size, an unknown tensor or one that is already in flight,
@@ -112,6 +123,13 @@ class Client {
   virtual std::optional<std::vector<std::uint32_t>> NonfiniteRanks(const Handle& /*handle*/) const {
     return std::nullopt;
   }
+
+  /// Of a tensor's last push-pull, complete or not: which of its elements are sent in that step, in
+  /// order. The filter holds the others back: their output is zeros, or under `inactive: skip` what
+  /// it was before, and a block of the model that keeps its own step counter does not count the
+  /// step. Without a filter it is the whole tensor; a tensor of no elements has no range.
+  /// Errors: InvalidArgument if the handle is not of the tensor's last push-pull.
+  virtual Result<std::vector<ElementRange>> ActiveRanges(const Handle& handle) const;
 
   /// The learning rate of the gradients of these tensors, for push-pulls that begin afterwards.
   /// Under `ef_lr` every rank gives it before a tensor's first push, and the same one: what was not

@@ -94,6 +94,7 @@ class ClientImpl final : public Client, private LoopHandler {
   Status WaitFor(const Handle& handle, std::chrono::milliseconds timeout) override;
   bool Poll(const Handle& handle) override;
   std::optional<std::vector<std::uint32_t>> NonfiniteRanks(const Handle& handle) const override;
+  Result<std::vector<ElementRange>> ActiveRanges(const Handle& handle) const override;
   Status SetLearningRate(std::span<const TensorId> tensors, double rate) override;
   Status SetLossScale(double scale) override;
   Status EndStep() override;
@@ -131,7 +132,7 @@ class ClientImpl final : public Client, private LoopHandler {
  private:
   enum class UnitState {
     kGathering,  // some members are missing (or all: nothing to do)
-    kReady,      // waits to be encoded
+    kReady,      // waits to be encoded, or held back
     kEncoding,
     kSendable,  // waits for credit
     kSent,      // waits for the reply
@@ -191,6 +192,7 @@ class ClientImpl final : public Client, private LoopHandler {
     BlobRef held;  // while units are under way
     bool in_flight = false;
     std::uint64_t generation = 0;
+    std::uint64_t step = 0;  // of the push-pull that was begun last
     std::uint32_t units_left = 0;
     Status outcome;  // of the push-pull that was begun last
     std::optional<std::vector<std::uint32_t>> nonfinite_ranks;  // of its void units
@@ -218,11 +220,15 @@ class ClientImpl final : public Client, private LoopHandler {
     std::uint32_t next_first_tensor = 0;
     bool next_ended = false;
 
-    std::uint64_t round = 0;
+    std::uint64_t round = 0;  // counts the steps in which the unit is sent
     std::uint32_t phase = 0;
+    bool is_active = true;  // the filter lets it go in this step
+    float weight = 1;       // else, of what it has held back before
 
     // Of the phase that holds now.
     std::uint32_t prepared_phase = UINT32_MAX;
+    bool may_hold_back = false;  // the residual is there for the filter
+    bool drains = false;  // the residual is gone with its delivery: the compressor leaves no rest
     const Compressor* uplink = nullptr;    // null: the dtype's own bytes
     const Compressor* downlink = nullptr;  // null: the same
     bool uplink_compresses = false;        // it is a codec, and not `none`
@@ -341,7 +347,7 @@ class ClientImpl final : public Client, private LoopHandler {
   Status SayGoodbye(std::unique_lock<std::mutex>& lock);
   Status PrepareUnit(UnitWork& work);
   /// The scale that a tensor's gradient has now, as far as a unit's phase asks for it.
-  GradientScale ScaleOf(const Tensor& tensor, const Phase& phase) const;
+  GradientScale ScaleOf(const Tensor& tensor, const Unit& unit) const;
   /// Errors: InvalidArgument if the tensor's learning rate is missing, or if it or the loss scale
   /// differs from that of what a unit has gathered already.
   Status CheckScale(std::uint32_t index) const;
@@ -387,6 +393,8 @@ class ClientImpl final : public Client, private LoopHandler {
   void SayUnusedState();
   void RunEncoder();
   void EncodeUnit(UnitWork& work);
+  /// The residual takes the gradient; nothing is sent and the unit is done.
+  void HoldBackUnit(UnitWork& work);
   void DecodeUnit(UnitWork& work);
   /// Where the loop's thread encodes and decodes: it may have kept receipts waiting.
   void NoteComputed() {
@@ -455,10 +463,12 @@ class ClientImpl final : public Client, private LoopHandler {
   bool have_addresses_ = false;
   std::vector<ServerLink> servers_;
   AdmissionQueue ready_;
-  ByteWindow encoded_;  // encoded buffers that have no receipt
+  AdmissionQueue held_back_;  // ready too, but nothing of them will be sent
+  ByteWindow encoded_;        // encoded buffers that have no receipt
   int encoders_ = 0;
   bool send_posted_ = false;
   LogLimiter nonfinite_log_;
+  LogLimiter held_back_log_;
   LogLimiter out_of_bound_log_{std::chrono::seconds(10)};
   GoodputMeter goodput_;
   OverlapMeter overlap_;

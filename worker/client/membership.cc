@@ -364,6 +364,7 @@ void ClientImpl::OnPlan(const Header& header, const Payload& payload) {
     units_.push_back(std::move(work));
   }
   ready_.Reserve(units_.size());
+  held_back_.Reserve(units_.size());
   for (ServerLink& link : servers_) link.sendable.Reserve(2 * units_.size());
   plan_ = std::move(plan);
   batches_planned_ = header.round;
@@ -574,6 +575,7 @@ void ClientImpl::Abort(Status status) {
       connection->up = false;
     }
     ready_.Clear();
+    held_back_.Clear();
     for (ServerLink& link : servers_) link.sendable.Clear();
     for (const auto& work : units_) {
       const bool busy = work->state == UnitState::kEncoding || work->state == UnitState::kDecoding;

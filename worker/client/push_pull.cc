@@ -79,6 +79,7 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
   if (declared.op != ReduceOp::kBroadcast) {
     overlap_.HandedOver(step_, {goodput_.bytes(), goodput_.busy()}, Clock::now());
   }
+  tensor.step = step_;
   tensor.in_flight = true;
   tensor.outcome = Status();
   tensor.nonfinite_ranks.reset();
@@ -94,7 +95,7 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
       work.memory[m] = memory;
       if (work.members_here++ == 0) {
         work.step = step_;
-        work.scale = ScaleOf(tensor, work.unit->phases[work.unit->PhaseAt(step_)]);
+        work.scale = ScaleOf(tensor, *work.unit);
         work.first_tensor = id.index;
       }
       if (work.members_here == work.unit->members.size()) MakeReady(work);
@@ -102,7 +103,7 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
       work.next_memory[m] = memory;
       if (work.next_members_here++ == 0) {
         work.next_step = step_;
-        work.next_scale = ScaleOf(tensor, work.unit->phases[work.unit->PhaseAt(step_)]);
+        work.next_scale = ScaleOf(tensor, *work.unit);
         work.next_first_tensor = id.index;
       }
     }
@@ -110,9 +111,12 @@ Result<Handle> ClientImpl::PushPullAsync(TensorId id, ByteView input, MutableByt
   return handle;
 }
 
-GradientScale ClientImpl::ScaleOf(const Tensor& tensor, const Phase& phase) const {
+GradientScale ClientImpl::ScaleOf(const Tensor& tensor, const Unit& unit) const {
+  const Phase& phase = unit.phases[unit.PhaseAt(step_)];
+  const bool has_residual =
+      phase.has_feedback() || MayHoldBack(plan_->filter, plan_->units[unit.key], step_);
   return {phase.needs_rate() ? tensor.learning_rate.value_or(0) : 0,
-          phase.has_feedback() ? loss_scale_ : 0};
+          has_residual ? loss_scale_ : 0};
 }
 
 Status ClientImpl::CheckScale(std::uint32_t index) const {
@@ -129,7 +133,7 @@ Status ClientImpl::CheckScale(std::uint32_t index) const {
     }
     const bool gathers = work.state == UnitState::kGathering;
     if ((gathers ? work.members_here : work.next_members_here) == 0) continue;
-    const GradientScale mine = ScaleOf(tensor, phase);
+    const GradientScale mine = ScaleOf(tensor, *work.unit);
     const GradientScale& theirs = gathers ? work.scale : work.next_scale;
     for (const auto& [what, a, b] :
          {std::tuple{"but is pushed with learning rate", mine.learning_rate, theirs.learning_rate},
@@ -222,7 +226,10 @@ void ClientImpl::AddCompression(ClientStats& stats) const {
 Status ClientImpl::PrepareUnit(UnitWork& work) {
   const Unit& unit = *work.unit;
   work.phase = unit.PhaseAt(work.step);
-  if (work.prepared_phase == work.phase) return Status::Ok();
+  const bool may_hold_back = MayHoldBack(plan_->filter, plan_->units[unit.key], work.step);
+  if (work.prepared_phase == work.phase && work.may_hold_back == may_hold_back) {
+    return Status::Ok();
+  }
   const Phase& phase = unit.phases[work.phase];
   work.uplink = nullptr;
   work.downlink = nullptr;
@@ -235,8 +242,9 @@ Status ClientImpl::PrepareUnit(UnitWork& work) {
     const auto is_raw = [&](const std::string& spec) {
       return spec == "none" && unit.dtype != DType::kFloat64;
     };
-    if (!is_raw(phase.uplink)) {
-      const auto codec = codecs_.Get(phase.uplink);
+    // Where the filter adds what it has held back, `none` has something to encode.
+    if (!is_raw(phase.uplink) || may_hold_back) {
+      const auto codec = codecs_.GetFor(phase.uplink, unit.dtype);
       if (!codec.ok()) return codec.status();
       work.uplink = *codec;
     }
@@ -245,7 +253,9 @@ Status ClientImpl::PrepareUnit(UnitWork& work) {
       if (!codec.ok()) return codec.status();
       work.downlink = *codec;
     }
-    if (phase.uplink_feedback != Feedback::kNone && work.uplink != nullptr) {
+    const bool keeps_rest = phase.uplink_feedback != Feedback::kNone || phase.uplink == "none";
+    work.drains = may_hold_back && !keeps_rest;
+    if (may_hold_back || (phase.uplink_feedback != Feedback::kNone && work.uplink != nullptr)) {
       const auto residual = residuals_.Get(unit.key, RangesOf(*work.plan, unit), *work.uplink);
       if (!residual.ok()) return residual.status();
       GRADWIRE_RETURN_IF_ERROR(residuals_.ChangeCodec(unit.key, *work.uplink));
@@ -255,6 +265,7 @@ Status ClientImpl::PrepareUnit(UnitWork& work) {
   work.uplink_compresses = work.uplink != nullptr && phase.uplink != "none";
   work.downlink_compresses = work.downlink != nullptr && phase.downlink != "none";
   work.prepared_phase = work.phase;
+  work.may_hold_back = may_hold_back;
   return Status::Ok();
 }
 
@@ -269,6 +280,14 @@ void ClientImpl::MakeReady(UnitWork& work) {
   }
   work.nonfinite = false;
   work.receipted = false;
+  work.is_active = IsActive(plan_->filter, plan_->units[unit.key], work.step);
+  if (!work.is_active) {
+    work.weight = WeightAt(plan_->filter, work.step);
+    work.state = UnitState::kReady;
+    held_back_.Push({unit.priority, unit.key});
+    ScheduleEncode();
+    return;
+  }
   const bool one_tensor = unit.members.size() == 1;
   if (unit.op == ReduceOp::kBroadcast && !tensors_[unit.members[0].tensor]->is_broadcast_root) {
     work.payload = {};
@@ -290,7 +309,8 @@ void ClientImpl::MakeReady(UnitWork& work) {
 
 void ClientImpl::ScheduleEncode() {
   const int most = std::max(executor_->concurrency(), 1);
-  while (encoders_ < most && static_cast<std::size_t>(encoders_) < ready_.size()) {
+  const std::size_t waiting = ready_.size() + held_back_.size();
+  while (encoders_ < most && static_cast<std::size_t>(encoders_) < waiting) {
     ++encoders_;
     if (executor_->concurrency() == 0) {
       loop_->Post([this] { RunEncoder(); });
@@ -314,12 +334,28 @@ void ClientImpl::ScheduleSend() {
 
 void ClientImpl::RunEncoder() {
   std::unique_lock lock(mu_);
-  while (!ready_.empty() && error_.ok()) {
-    UnitWork& work = *units_[ready_.Top().key];
-    const std::size_t bound = work.uplink != nullptr
-                                  ? work.uplink->MaxEncodedSize(work.unit->num_elements)
+  const auto bound_of = [](const UnitWork& work) {
+    return work.uplink != nullptr ? work.uplink->MaxEncodedSize(work.unit->num_elements)
                                   : work.unit->raw_bytes();
-    if (!encoded_.Admits(bound)) break;  // a receipt calls again
+  };
+  while (error_.ok()) {
+    // What is held back needs no token, and yields to what others wait for.
+    if (ready_.empty() || !encoded_.Admits(bound_of(*units_[ready_.Top().key]))) {
+      if (held_back_.empty()) break;  // a receipt calls again
+      UnitWork& work = *units_[held_back_.Pop().key];
+      work.state = UnitState::kEncoding;
+      lock.unlock();
+      HoldBackUnit(work);
+      NoteComputed();
+      lock.lock();
+      if (executor_->concurrency() > 0) continue;
+      // This is the loop's thread: receipts and replies come in between, or the wire stands idle.
+      --encoders_;
+      if (error_.ok()) ScheduleEncode();
+      return;
+    }
+    UnitWork& work = *units_[ready_.Top().key];
+    const std::size_t bound = bound_of(work);
     ready_.Pop();
     encoded_.Take(bound);
     work.token_bytes = bound;
@@ -368,13 +404,23 @@ void ClientImpl::EncodeUnit(UnitWork& work) {
   UnitSource source(unit, work.memory, convert_);
   const PooledBuffer buffer = pool_.Acquire(work.uplink->MaxEncodedSize(unit.num_elements));
   const auto begin = ThreadTime();
-  const auto encoded =
-      work.uplink->Encode(source, unit.num_elements, context, work.residual, buffer.bytes());
+  const auto encode = [&]() -> Result<Encoded> {
+    if (!work.drains) {
+      return work.uplink->Encode(source, unit.num_elements, context, work.residual, buffer.bytes());
+    }
+    // The residual is q until the reply says that it was delivered.
+    work.uplink->Flush(*work.residual);
+    if (covap::HoldBack(source, 1.0F, work.residual->values).nonfinite > 0) {
+      return Encoded{.finite = false};
+    }
+    return EncodeSpan(*work.uplink, work.residual->values, context, buffer.bytes());
+  };
+  const auto encoded = encode();
   if (!encoded.ok()) {
     work.outcome = encoded.status();
     return;
   }
-  if (encoded->out_of_bound != 0 && work.residual != nullptr) {
+  if (encoded->out_of_bound != 0 && work.residual != nullptr && !work.drains) {
     std::optional<std::uint64_t> suppressed;
     {
       const std::lock_guard lock(mu_);
@@ -395,6 +441,38 @@ void ClientImpl::EncodeUnit(UnitWork& work) {
   }
   work.nonfinite = !encoded->finite;
   work.payload = encoded->finite ? buffer.Share(encoded->payload_bytes) : Payload{};
+}
+
+void ClientImpl::HoldBackUnit(UnitWork& work) {
+  const Unit& unit = *work.unit;
+  GradientScale scale = work.scale;
+  scale.learning_rate = 0;
+  BringToScale(*work.uplink, scale, *work.residual);
+  work.uplink->Flush(*work.residual);
+  UnitSource source(unit, work.memory, convert_);
+  const covap::HeldBack held = covap::HoldBack(source, work.weight, work.residual->values);
+  std::optional<std::uint64_t> suppressed;
+  bool skips = false;
+  {
+    const std::lock_guard lock(mu_);
+    ++stats_.held_back_units;
+    stats_.held_back_nonfinite += held.nonfinite;
+    if (held.first) suppressed = held_back_log_.Admit();
+    skips = plan_->filter.skips_inactive;
+  }
+  if (suppressed) {
+    const UnitMember& member = MemberAt(unit, *held.first);
+    LogWarn("client", "held back: elements that are not finite are left out",
+            {Field("unit", Name(*work.plan, unit)), Field("step", work.step),
+             Field("elements", held.nonfinite),
+             Field("first",
+                   fmt::format("tensor '{}', element {}", work.plan->tensors[member.tensor].name,
+                               member.tensor_offset + *held.first - member.unit_offset)),
+             Field("suppressed", *suppressed)});
+  }
+  if (!skips) FillZero(unit, work.memory);  // after the gradient was read: it may be there
+  work.outcome = Status::Ok();
+  FinishUnit(work);
 }
 
 void ClientImpl::SendPump() {
@@ -524,6 +602,9 @@ void ClientImpl::DecodeUnit(UnitWork& work) {
     status = work.downlink->Decode(work.reply.bytes, context, {values, unit.num_elements});
     if (status.ok()) ScatterFloats(unit, values, work.memory, convert_);
   }
+  if (work.drains && status.ok() && work.reply_kind == ReplyKind::kResult) {
+    std::fill(work.residual->values.begin(), work.residual->values.end(), 0.0F);
+  }
   if (work.downlink_compresses && work.reply_kind == ReplyKind::kResult) {
     work.codec_time += ThreadTime() - begin;
     work.saved_bytes +=
@@ -563,7 +644,7 @@ Status ClientImpl::DecodeVoid(UnitWork& work) {
                            : "finite")});
   }
   FillVoid(unit, work.memory);
-  if (work.residual != nullptr && !work.nonfinite) {
+  if (work.residual != nullptr && !work.nonfinite && !work.drains) {
     work.uplink->Undo(work.payload.bytes, PushContext(RoundSeedOf(work), rank_), *work.residual);
   }
   return Status::Ok();
@@ -595,7 +676,7 @@ void ClientImpl::FinishUnit(UnitWork& work) {
     saved_bytes_ += std::exchange(work.saved_bytes, 0);
     reply = std::move(work.reply);
     work.reply = {};
-    ++work.round;
+    if (work.is_active) ++work.round;
     RetireUnit(work, work.outcome, released);
     if (error_.ok()) StartNext(work);
   }
@@ -759,6 +840,34 @@ std::optional<std::vector<std::uint32_t>> ClientImpl::NonfiniteRanks(const Handl
   const Tensor& tensor = *tensors_[handle.tensor.index];
   if (tensor.in_flight || tensor.generation != handle.generation) return std::nullopt;
   return tensor.nonfinite_ranks;
+}
+
+Result<std::vector<ElementRange>> ClientImpl::ActiveRanges(const Handle& handle) const {
+  const std::lock_guard lock(mu_);
+  const std::uint32_t index = handle.tensor.index;
+  if (index >= tensors_.size() || tensors_[index]->generation != handle.generation ||
+      handle.generation == 0) {
+    return InvalidArgument(
+        fmt::format("active ranges of tensor {}: the handle is not of its last push-pull", index));
+  }
+  const Tensor& tensor = *tensors_[index];
+  std::vector<ElementRange> ranges;
+  for (const auto& [key, m] : tensor.parts) {
+    const Unit& unit = plan_->units[key];
+    if (!IsActive(plan_->filter, unit, tensor.step)) continue;
+    ranges.push_back({unit.members[m].tensor_offset, unit.members[m].count});
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const ElementRange& a, const ElementRange& b) { return a.offset < b.offset; });
+  std::vector<ElementRange> joined;
+  for (const ElementRange& range : ranges) {
+    if (!joined.empty() && joined.back().offset + joined.back().count == range.offset) {
+      joined.back().count += range.count;
+    } else {
+      joined.push_back(range);
+    }
+  }
+  return joined;
 }
 
 }  // namespace gradwire

@@ -358,7 +358,7 @@ void ClientImpl::SayUnusedState() {
     const bool takes = std::any_of(unit.phases.begin(), unit.phases.end(), [](const Phase& phase) {
       return phase.uplink_feedback != Feedback::kNone;
     });
-    if (!takes) continue;
+    if (!takes && unit.filter_classes.empty()) continue;
     for (const UnitMember& member : unit.members) takers.insert(plan->tensors[member.tensor].name);
   }
   for (const std::string& name : residuals_.UnclaimedTensors()) {

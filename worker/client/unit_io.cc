@@ -127,6 +127,14 @@ std::optional<NonfiniteElement> FindNonfinite(const Unit& unit,
   return NonfiniteElement{m, member.tensor_offset + *found - member.unit_offset};
 }
 
+void FillZero(const Unit& unit, std::span<const MemberMemory> memory) {
+  const std::size_t size = SizeOf(unit.dtype);
+  for (std::size_t i = 0; i < unit.members.size(); ++i) {
+    if (memory[i].output == nullptr) continue;
+    std::memset(memory[i].output, 0, unit.members[i].count * size);
+  }
+}
+
 void FillVoid(const Unit& unit, std::span<const MemberMemory> memory) {
   const std::size_t size = SizeOf(unit.dtype);
   std::array<std::byte, 8> element{};

@@ -67,6 +67,8 @@ struct NonfiniteElement {
 std::optional<NonfiniteElement> FindNonfinite(const Unit& unit,
                                               std::span<const MemberMemory> memory,
                                               const FloatConverter& convert);
+/// Fills the members' outputs with zeros (what a filter holds back).
+void FillZero(const Unit& unit, std::span<const MemberMemory> memory);
 /// Fills the members' outputs with NaN (a void round); zeros for integers.
 void FillVoid(const Unit& unit, std::span<const MemberMemory> memory);
 

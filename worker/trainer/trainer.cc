@@ -100,6 +100,7 @@ class Run {
       return Internal(fmt::format("{} ids for {} tensors", ids->size(), declarations.size()));
     }
     ids_ = std::move(*ids);
+    skips_inactive_ = client_.plan().filter.skips_inactive;
     return Status::Ok();
   }
 
@@ -205,14 +206,26 @@ class Run {
       const Status done = client_.Wait(handle);
       report_.wait_seconds += SecondsSince(start);
       GRADWIRE_RETURN_IF_ERROR(done);
-      if (gradwire_nn_all_finite(p.gradient.size(), p.gradient.data()) == 0) {
+      std::vector<ElementRange> ranges = {{0, p.gradient.size()}};
+      if (skips_inactive_) {
+        // What the filter holds back still has this worker's own gradient: it is not looked at.
+        Result<std::vector<ElementRange>> active = client_.ActiveRanges(handle);
+        GRADWIRE_RETURN_IF_ERROR(active.status());
+        ranges = std::move(active).value();
+      }
+      const bool is_finite = std::all_of(ranges.begin(), ranges.end(), [&](const auto& range) {
+        return gradwire_nn_all_finite(range.count, p.gradient.data() + range.offset) != 0;
+      });
+      if (!is_finite) {
         ++report_.skipped_updates;
         continue;
       }
       const double decay = p.is_weight() ? options_.weight_decay : 0.0;
-      gradwire_nn_sgd_update(p.gradient.size(), pushed_rate_, static_cast<float>(options_.momentum),
-                             static_cast<float>(decay), p.gradient.data(), p.velocity.data(),
-                             p.value.data());
+      for (const ElementRange& range : ranges) {
+        gradwire_nn_sgd_update(range.count, pushed_rate_, static_cast<float>(options_.momentum),
+                               static_cast<float>(decay), p.gradient.data() + range.offset,
+                               p.velocity.data() + range.offset, p.value.data() + range.offset);
+      }
     }
     return Status::Ok();
   }
@@ -277,7 +290,8 @@ class Run {
   std::vector<std::optional<Handle>> pending_;  // by Parameter::index
   std::vector<std::size_t> indices_;
   std::vector<std::uint8_t> labels_;
-  float pushed_rate_ = 0.0F;  // of the step whose gradients are pending
+  bool skips_inactive_ = false;  // the filter leaves alone what it holds back
+  float pushed_rate_ = 0.0F;     // of the step whose gradients are pending
   TrainReport report_;
   std::optional<OtherDigest> differs_from_;
 

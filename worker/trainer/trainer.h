@@ -80,6 +80,10 @@ struct TrainReport {
 /// A gradient that comes back with a NaN or infinity leaves its tensor and its momentum alone for
 /// that step. All ranks get the same bytes back, so all do the same.
 ///
+/// Under a filter with `inactive: skip` what was held back in a step keeps its parameters and its
+/// momentum, which then counts the steps in which it was sent; with `zero_fill` its gradient is
+/// zero, and momentum and weight decay go on.
+///
 /// The result depends on model, data, options and num_workers alone (on one type of machine),
 /// never on time or threads, as long as the client's results don't.
 ///

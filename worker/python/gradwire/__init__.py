@@ -170,9 +170,9 @@ def push_pull_async(array: numpy.ndarray, average: bool = True, name: Optional[s
     if out is array:
         target = source
     elif out is None:
-        target = out = numpy.empty(array.shape, array.dtype)
+        target = out = numpy.zeros(array.shape, array.dtype)  # a filter may leave some as it is
     else:
-        target = out if _is_packed(out) else numpy.empty(out.shape, out.dtype)
+        target = out if _is_packed(out) else numpy.array(out, order="C")
 
     def finish() -> None:
         if target is not out:
@@ -306,7 +306,8 @@ def stats() -> Dict[str, Union[int, float]]:
     at the tensors' own dtypes, nonfinite_units, resent_pushes, reconnects. And what compression is
     worth: compression_saves_ms and compression_costs_ms, each a step, and goodput, bytes a second.
     And how much communication computing can hide, means of the last 16 steps: step_ms, comm_ms,
-    compute_ms, exposed_ms and ccr (docs/operations.md)."""
+    compute_ms, exposed_ms and ccr (docs/operations.md). And of the filter: held_back_units,
+    held_back_nonfinite (elements that it left out)."""
     client = require()
     values = _library.Stats()
     client.check(client.native.gradwire_get_stats(client.pointer(), ctypes.byref(values)))
@@ -314,8 +315,7 @@ def stats() -> Dict[str, Union[int, float]]:
         name: getattr(values, name) for name, _ in _library.Stats._fields_}
     for name in ("compression_saves_ms", "compression_costs_ms", "goodput", "step_ms", "comm_ms",
                  "compute_ms", "exposed_ms", "ccr"):
-        value = ctypes.c_double()
-        client.check(client.native.gradwire_get_value(client.pointer(), name.encode(),
-                                                      ctypes.byref(value)))
-        known[name] = value.value
+        known[name] = client.value(name)
+    for name in ("held_back_units", "held_back_nonfinite"):
+        known[name] = int(client.value(name))
     return known

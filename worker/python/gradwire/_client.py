@@ -133,6 +133,14 @@ class Handle:
         client.check_process()
         return self._done or client.is_complete(self)
 
+    def active_ranges(self) -> List[Tuple[int, int]]:
+        """Which elements of the flattened tensor are sent in the step of this push-pull, as pairs of
+        first element and count; the filter (compression.filter) holds the others back. Until the
+        tensor is pushed again."""
+        client = self._client
+        client.check_process()
+        return client.active_ranges_of(self)
+
 
 class Client:
     """The connection of this process."""
@@ -199,6 +207,22 @@ class Client:
         ranks = (ctypes.c_uint32 * count)()
         self.native.gradwire_nonfinite_ranks(self.pointer(), handle._c_handle, ranks, count)
         return True, tuple(ranks)
+
+    def active_ranges_of(self, handle: Handle) -> List[Tuple[int, int]]:
+        count = ctypes.c_size_t()
+        self.check(self.native.gradwire_active_ranges(
+            self.pointer(), handle._c_handle, None, 0, ctypes.byref(count)))
+        ranges = (_library.Range * count.value)()
+        self.check(self.native.gradwire_active_ranges(
+            self.pointer(), handle._c_handle, ranges, count.value, ctypes.byref(count)))
+        return [(each.offset, each.count) for each in ranges]
+
+    def value(self, name: str) -> float:
+        """A number of gradwire_get_value."""
+        number = ctypes.c_double()
+        self.check(self.native.gradwire_get_value(self.pointer(), name.encode(),
+                                                  ctypes.byref(number)))
+        return number.value
 
     def forget(self, handle: Handle) -> None:
         if self.pending.get(handle.name) is handle:

@@ -34,6 +34,12 @@ class Handle(ctypes.Structure):
     _fields_ = [("tensor", ctypes.c_uint32), ("generation", ctypes.c_uint64)]
 
 
+class Range(ctypes.Structure):
+    """gradwire_range."""
+
+    _fields_ = [("offset", ctypes.c_uint64), ("count", ctypes.c_uint64)]
+
+
 class Stats(ctypes.Structure):
     """gradwire_stats."""
 
@@ -85,6 +91,8 @@ _SIGNATURES = {
     "gradwire_get_stats": (ctypes.c_int, [_CLIENT, ctypes.POINTER(Stats)]),
     "gradwire_get_value": (ctypes.c_int, [_CLIENT, ctypes.c_char_p,
                                           ctypes.POINTER(ctypes.c_double)]),
+    "gradwire_active_ranges": (ctypes.c_int, [_CLIENT, Handle, ctypes.POINTER(Range),
+                                              ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "gradwire_exit_code": (ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
 }
 

@@ -100,6 +100,15 @@ def check_tensor(tensor: Any, name: Optional[str]) -> str:
     return name
 
 
+def refuse_skip(client: Client) -> None:
+    """An optimizer that knows nothing of the filter would take what is left in a gradient for one.
+    Once something is declared."""
+    if client.value("filter_skips"):
+        raise invalid("compression.filter.inactive is skip, which gradwire.torch does not support: "
+                      "what is held back would keep this worker's own gradient, and the optimizers "
+                      "would use it; expected zero_fill")
+
+
 def begin(client: Client, tensor: torch.Tensor, declared: Declaration, out: torch.Tensor) -> Handle:
     """Begins the push-pull of `tensor` into `out`, of the same shape and dtype on the CPU (or the
     same tensor). What is not packed is copied."""
@@ -108,6 +117,9 @@ def begin(client: Client, tensor: torch.Tensor, declared: Declaration, out: torc
         target = source
     else:
         target = out if _is_packed(out) else torch.empty_like(out, memory_format=torch.contiguous_format)
+    if declared.name not in client.tensors:
+        client.declare([declared])
+        refuse_skip(client)
     finish = None
     if target is not out:
         def finish() -> None:
@@ -128,6 +140,7 @@ def _begin_staged(client: Client, tensor: torch.Tensor, declared: Declaration, o
                   ) -> Any:
     # Collective, so not when the copy happens to end.
     client.declare([declared])
+    refuse_skip(client)
 
     def begin_on_host(host_in: torch.Tensor, host_out: torch.Tensor) -> Handle:
         return begin(client, host_in, declared, host_out)
@@ -263,6 +276,7 @@ def declare(tensors: Mapping[str, torch.Tensor], average: bool = True,
         own = priority.get(name) if isinstance(priority, Mapping) else priority
         batch.append(declaration(tensor, name, average, own))
     require().declare(batch)
+    refuse_skip(require())
 
 
 # --- broadcast -----------------------------------------------------------------------------------
