@@ -27,16 +27,6 @@ std::size_t EditDistance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-/// "; did you mean 'topk'? There are: none, topk", or that there are none.
-std::string NearestHint(std::string_view wanted, const std::vector<std::string>& names) {
-  if (names.empty()) return "; there are none";
-  const auto nearest =
-      std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
-        return EditDistance(wanted, a) < EditDistance(wanted, b);
-      });
-  return fmt::format("; did you mean '{}'? There are: {}", *nearest, fmt::join(names, ", "));
-}
-
 template <typename T>
 std::optional<T> ParseWhole(std::string_view text) {
   T value{};
@@ -72,6 +62,15 @@ bool IsWord(std::string_view text) {
 }
 
 }  // namespace
+
+std::string NearestHint(std::string_view wanted, const std::vector<std::string>& names) {
+  if (names.empty()) return "; there are none";
+  const auto nearest =
+      std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+        return EditDistance(wanted, a) < EditDistance(wanted, b);
+      });
+  return fmt::format("; did you mean '{}'? There are: {}", *nearest, fmt::join(names, ", "));
+}
 
 std::string Accepts(const ParameterInfo& info) {
   switch (info.kind) {
@@ -147,6 +146,34 @@ std::uint64_t Parameters::Integer(std::string_view name) const {
 
 bool Parameters::Bool(std::string_view name) const { return Text(name) == "true"; }
 
+Result<Parameters> CheckParameters(std::string_view owner, const std::vector<ParameterInfo>& known,
+                                   const std::map<std::string, std::string>& given) {
+  Parameters parameters;
+  for (const ParameterInfo& parameter : known) {
+    if (!parameter.default_value.empty()) {
+      parameters.values_[parameter.name] = parameter.default_value;
+    }
+  }
+  for (const auto& item : given) {
+    const std::string& name = item.first;  // lambdas may not capture structured bindings everywhere
+    const std::string& value = item.second;
+    const auto parameter = std::find_if(known.begin(), known.end(),
+                                        [&](const ParameterInfo& p) { return p.name == name; });
+    if (parameter == known.end()) {
+      std::vector<std::string> names;
+      for (const ParameterInfo& other : known) names.push_back(other.name);
+      return InvalidArgument(
+          fmt::format("{} has no parameter '{}'{}", owner, name, NearestHint(name, names)));
+    }
+    if (!IsAccepted(*parameter, value)) {
+      return InvalidArgument(fmt::format("{} of {} is '{}', expected {}", name, owner, value,
+                                         Accepts(*parameter)));
+    }
+    parameters.values_[name] = value;
+  }
+  return parameters;
+}
+
 Status CompressorRegistry::Register(CompressorInfo info) {
   if (!IsWord(info.name)) {
     return InvalidArgument(fmt::format("'{}' cannot be a compressor's name", info.name));
@@ -183,30 +210,10 @@ Result<std::unique_ptr<const Compressor>> CompressorRegistry::Create(
     return NotFound(
         fmt::format("no compressor is named '{}'{}", spec.name, NearestHint(spec.name, names)));
   }
-  Parameters parameters;
-  for (const ParameterInfo& parameter : info->parameters) {
-    if (!parameter.default_value.empty()) {
-      parameters.values_[parameter.name] = parameter.default_value;
-    }
-  }
-  for (const auto& item : spec.parameters) {
-    const std::string& name = item.first;  // lambdas may not capture structured bindings everywhere
-    const std::string& value = item.second;
-    const auto parameter = std::find_if(info->parameters.begin(), info->parameters.end(),
-                                        [&](const ParameterInfo& p) { return p.name == name; });
-    if (parameter == info->parameters.end()) {
-      std::vector<std::string> names;
-      for (const ParameterInfo& known : info->parameters) names.push_back(known.name);
-      return InvalidArgument(fmt::format("compressor {} has no parameter '{}'{}", spec.name, name,
-                                         NearestHint(name, names)));
-    }
-    if (!IsAccepted(*parameter, value)) {
-      return InvalidArgument(fmt::format("{} of compressor {} is '{}', expected {}", name,
-                                         spec.name, value, Accepts(*parameter)));
-    }
-    parameters.values_[name] = value;
-  }
-  return info->create(parameters);
+  const auto parameters =
+      CheckParameters(fmt::format("compressor {}", spec.name), info->parameters, spec.parameters);
+  if (!parameters.ok()) return parameters.status();
+  return info->create(*parameters);
 }
 
 Result<std::unique_ptr<const Compressor>> CompressorRegistry::Create(

@@ -51,9 +51,21 @@ class Parameters {
   const std::string& Text(std::string_view name) const;
 
  private:
-  friend class CompressorRegistry;
+  friend Result<Parameters> CheckParameters(std::string_view owner,
+                                            const std::vector<ParameterInfo>& known,
+                                            const std::map<std::string, std::string>& given);
   std::map<std::string, std::string, std::less<>> values_;
 };
+
+/// The parameters that were given, over the defaults of those that are known. `owner` is whose they
+/// are, for messages: "compressor topk".
+/// Errors: InvalidArgument for an unknown parameter (with the nearest one) or a value that does not
+/// parse or is out of range (with text and range).
+Result<Parameters> CheckParameters(std::string_view owner, const std::vector<ParameterInfo>& known,
+                                   const std::map<std::string, std::string>& given);
+
+/// "; did you mean 'topk'? There are: none, topk", or that there are none.
+std::string NearestHint(std::string_view wanted, const std::vector<std::string>& names);
 
 /// Everything the registry knows of a compressor.
 struct CompressorInfo {
