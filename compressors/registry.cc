@@ -166,8 +166,8 @@ Result<Parameters> CheckParameters(std::string_view owner, const std::vector<Par
           fmt::format("{} has no parameter '{}'{}", owner, name, NearestHint(name, names)));
     }
     if (!IsAccepted(*parameter, value)) {
-      return InvalidArgument(fmt::format("{} of {} is '{}', expected {}", name, owner, value,
-                                         Accepts(*parameter)));
+      return InvalidArgument(
+          fmt::format("{} of {} is '{}', expected {}", name, owner, value, Accepts(*parameter)));
     }
     parameters.values_[name] = value;
   }

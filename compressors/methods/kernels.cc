@@ -82,8 +82,7 @@ class SumsOfSquares {
 /// array of `from`, gives one for each of `to` (which may be among `from`), and the values whose
 /// squares are to be summed. What is missing in the last 16 elements is zeros.
 template <std::size_t kSums, std::size_t kIn, std::size_t kOut, typename Body>
-HWY_INLINE std::array<double, kSums> Pass(std::size_t n,
-                                          const std::array<const float*, kIn>& from,
+HWY_INLINE std::array<double, kSums> Pass(std::size_t n, const std::array<const float*, kIn>& from,
                                           const std::array<float*, kOut>& to, Body& body) {
   SumsOfSquares<kSums> sums;
   V in[kIn];

@@ -31,18 +31,17 @@ struct MethodTraits {
 
 /// What a method keeps of one tensor between its steps.
 struct TensorState {
-  std::uint64_t updates = 0;  // that were done, not counting steps that were skipped
-  bool is_frozen = false;     // the warm-up is over for this tensor
-  bool decays = true;         // weight decay applies to it
+  std::uint64_t updates = 0;               // that were done, not counting steps that were skipped
+  bool is_frozen = false;                  // the warm-up is over for this tensor
+  bool decays = true;                      // weight decay applies to it
   std::array<double, 3> numbers{};         // as the method wants
   std::vector<std::vector<float>> arrays;  // Method::num_arrays(), of n values each, zeros at first
 };
 
-/// The arithmetic of one adaptive optimizer with its parameters set, for one tensor at a time. It is
-/// immutable; what changes is in TensorState, which Optimizer keeps.
-/// Spans have the tensor's n values. Nothing here allocates. The same inputs give the same bits on
-/// every machine and instruction set.
-/// Threads: safe for different tensors.
+/// The arithmetic of one adaptive optimizer with its parameters set, for one tensor at a time. It
+/// is immutable; what changes is in TensorState, which Optimizer keeps. Spans have the tensor's n
+/// values. Nothing here allocates. The same inputs give the same bits on every machine and
+/// instruction set. Threads: safe for different tensors.
 class Method {
  public:
   virtual ~Method() = default;
@@ -84,8 +83,8 @@ struct JobCompression {
 
 /// Checks a spec and makes the method. `job` is null where the method is used without one; with one
 /// freeze_step may be left out and is then the job's warmup_steps.
-/// Errors: NotFound with the nearest name; InvalidArgument for a parameter (as CheckParameters), for
-/// a freeze_step that is missing or differs from the job's warmup_steps, and for a method that
+/// Errors: NotFound with the nearest name; InvalidArgument for a parameter (as CheckParameters),
+/// for a freeze_step that is missing or differs from the job's warmup_steps, and for a method that
 /// needs a compressor in both directions and has none in one of them.
 Result<std::unique_ptr<const Method>> CreateMethod(const CompressorSpec& spec,
                                                    const JobCompression* job);
