@@ -65,7 +65,7 @@ TEST_CASE("there are the methods that the documentation names", "[methods]") {
 
 TEST_CASE("zero gradients, zero parameters and every size stay finite", "[methods][conformance]") {
   for (const std::string& spec : Specs()) {
-    for (const std::size_t n : {0, 1, 7, 15, 16, 17, 64, 1000, 4097}) {
+    for (const std::size_t n : std::vector<std::size_t>{0, 1, 7, 15, 16, 17, 64, 1000, 4097}) {
       for (const int kind : {0, 1, 2, 3}) {
         CAPTURE(spec, n, kind);
         auto optimizer = Make(spec);
@@ -91,7 +91,7 @@ TEST_CASE("a tensor whose pulled values are not finite is skipped", "[methods][c
   for (const std::string& spec : Specs()) {
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-      for (const std::size_t at : {0, 16, 99}) {
+      for (const std::size_t at : std::vector<std::size_t>{0, 16, 99}) {
         CAPTURE(spec, bad, at);
         auto optimizer = Make(spec);
         REQUIRE(optimizer->AddTensor("w", 100).ok());
@@ -135,7 +135,7 @@ TEST_CASE("a gradient that is not finite is sent so and leaves the state sound",
       Step(*optimizer, 0, gradient, x);
       optimizer->EndStep();
     }
-    for (const std::size_t at : {3, 39}) {
+    for (const std::size_t at : std::vector<std::size_t>{3, 39}) {
       CAPTURE(at);
       std::vector<float> gradient = Random(40, 9);
       gradient[at] = std::numeric_limits<float>::quiet_NaN();
