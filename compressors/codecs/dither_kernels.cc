@@ -127,16 +127,17 @@ constexpr std::uint32_t kOneBits = 0x3f800000;
 #if GRADWIRE_VECTORS
 // Vectors of codes have a code in the high half of each lane, and anything in the low half.
 
-/// u * 2^kShift of the low or high halves of words; other bits may be anything.
+/// u * 2^kShift of the low or high halves of words, from mixes; other bits may be anything.
 template <bool kLow, int kShift>
-HWY_INLINE VU RoughDraws(VU words) {
-  if constexpr (kLow) return hn::ShiftLeft<kShift>(words);
-  return hn::ShiftRight<16 - kShift>(words);
+HWY_INLINE VU RoughDraws(VU mixes) {
+  const VU high = hn::ShiftRight<16 - kShift>(mixes);
+  if constexpr (kLow) return hn::Xor(hn::ShiftLeft<kShift>(mixes), high);
+  return high;
 }
 /// u * 2^7.
 template <bool kLow>
-HWY_INLINE VU MantissaDraws(VU words) {
-  return hn::And(RoughDraws<kLow, 7>(words), hn::Set(du, 0x7fff80));
+HWY_INLINE VU MantissaDraws(VU mixes) {
+  return hn::And(RoughDraws<kLow, 7>(mixes), hn::Set(du, 0x7fff80));
 }
 HWY_INLINE V DrawBounds(VU mantissas) {
   return hn::Sub(hn::BitCast(d, hn::Or(mantissas, hn::Set(du, kOneBits | kHalfDraw))),
@@ -187,7 +188,7 @@ struct Linear {
 
 #if GRADWIRE_VECTORS
   template <bool kLow>
-  HWY_INLINE VU Codes(V q, VU words) const {
+  HWY_INLINE VU Codes(V q, VU mixes) const {
     V y = hn::Mul(hn::Abs(q), hn::Set(d, inverse));
     if constexpr (kFew) {
       // |q| is at most the norm, so y is above the limit by one unit of its last place at most, or
@@ -199,12 +200,12 @@ struct Linear {
       const VU before = hn::Add(hn::BitCast(du, y), hn::Set(du, times_units));
       const VU units = hn::BitCast(du, Truncate(hn::BitCast(d, before)));
       // c - 2^17: what units + 1 reach the next step with, if they are more than c.
-      const VU draws = hn::Or(RoughDraws<kLow, 1>(words), hn::Set(du, all_but_draw));
+      const VU draws = hn::Or(RoughDraws<kLow, 1>(mixes), hn::Set(du, all_but_draw));
       return CodesOf(hn::Sub(units, draws), hn::Set(du, level_mask), q);
     } else {
       y = hn::Min(y, hn::Set(d, limit));
       const V k = hn::Floor(y);
-      const M up = hn::Gt(hn::Sub(y, k), DrawBounds(MantissaDraws<kLow>(words)));
+      const M up = hn::Gt(hn::Sub(y, k), DrawBounds(MantissaDraws<kLow>(mixes)));
       const V level = hn::Add(k, hn::IfThenElseZero(up, hn::Set(d, 1.0F)));
       // Beside 2^22 the last bit of a float is worth a half.
       const VU shifted = hn::BitCast(du, hn::Add(level, hn::Set(d, 0x1.0p22F)));
@@ -246,9 +247,9 @@ struct Natural {
 
 #if GRADWIRE_VECTORS
   template <bool kLow>
-  HWY_INLINE VU Codes(V q, VU words) const {
+  HWY_INLINE VU Codes(V q, VU mixes) const {
     const V t = hn::Min(hn::Mul(hn::Abs(q), hn::Set(d, inverse)), hn::Set(d, 1.0F));
-    const VU draws = MantissaDraws<kLow>(words);
+    const VU draws = MantissaDraws<kLow>(mixes);
     const VU rounded = hn::Sub(hn::Add(hn::BitCast(du, t), hn::Set(du, kRoundUp)), draws);
     const VU level = hn::Sub(hn::ShiftRight<23>(rounded), hn::Set(du, bias));
     const M up = hn::Gt(hn::Mul(t, hn::Set(d, to_lowest)), DrawBounds(draws));
@@ -538,14 +539,14 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
       }
     };
     for (std::size_t w = 0; w < kWords; ++w) {
-      const VU words = DrawWords(products[w], draw_vectors);
+      const VU mixes = DrawMixes(products[w], draw_vectors);
       products[w] = hn::Add(products[w], next);
       const std::size_t low = w / kHalfGroup * 2 * kHalfGroup + w % kHalfGroup;
       const std::size_t high = low + kHalfGroup;
       const V low_values = hn::LoadU(d, q + i + low * N);
       const V high_values = hn::LoadU(d, q + i + high * N);
-      codes[low] = levels.template Codes<true>(low_values, words);
-      codes[high] = levels.template Codes<false>(high_values, words);
+      codes[low] = levels.template Codes<true>(low_values, mixes);
+      codes[high] = levels.template Codes<false>(high_values, mixes);
       leave(low_values, low);
       leave(high_values, high);
     }

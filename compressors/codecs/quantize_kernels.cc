@@ -118,11 +118,12 @@ class Draws {
   HWY_INLINE void Next(VU (&draws)[kVectors]) {
     constexpr std::size_t kHalf = kDrawGroup / 2 / N;  // vectors of a group's low halves
     for (std::size_t v = 0; v < kWords; ++v) {
-      const VU words = DrawWords(products_[v], with_);
+      const VU mixes = DrawMixes(products_[v], with_);
+      const VU high = hn::ShiftRight<16>(mixes);
       products_[v] = hn::Add(products_[v], hn::Set(du, kDrawStep * (kDrawn / 2)));
       const std::size_t at = v / kHalf * 2 * kHalf + v % kHalf;
-      draws[at] = hn::And(words, hn::Set(du, 0xffff));
-      draws[at + kHalf] = hn::ShiftRight<16>(words);
+      draws[at] = hn::And(hn::Xor(mixes, high), hn::Set(du, 0xffff));
+      draws[at + kHalf] = high;
     }
   }
 

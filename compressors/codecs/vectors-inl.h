@@ -101,7 +101,7 @@ HWY_INLINE std::uint32_t Hidden(std::uint32_t constant) {
   return constant;
 }
 
-/// What DrawWords multiplies and mixes with; make one before a loop.
+/// What DrawMixes multiplies and mixes with; make one before a loop.
 struct DrawVectors {
   explicit DrawVectors(const DrawKey& key)
       : first(hn::Set(du, Hidden(0x7feb352d))),
@@ -112,10 +112,15 @@ struct DrawVectors {
   VU k1;  // and its share of the shift that follows it
 };
 
-/// word(c) of draws.h for each lane's c; `product` is c * kDrawStep + k0.
+/// x for each lane's c, where word(c) of draws.h is x ^ x >> 16: the high halves of both are the
+/// same. `product` is c * kDrawStep + k0.
+HWY_INLINE VU DrawMixes(VU product, const DrawVectors& with) {
+  const VU x = hn::Mul(hn::Xor(product, hn::ShiftRight<16>(product)), with.first);
+  return hn::Mul(hn::Xor3(hn::ShiftRight<15>(x), x, with.k1), with.second);
+}
+/// word(c).
 HWY_INLINE VU DrawWords(VU product, const DrawVectors& with) {
-  VU x = hn::Mul(hn::Xor(product, hn::ShiftRight<16>(product)), with.first);
-  x = hn::Mul(hn::Xor3(hn::ShiftRight<15>(x), x, with.k1), with.second);
+  const VU x = DrawMixes(product, with);
   return hn::Xor(x, hn::ShiftRight<16>(x));
 }
 HWY_INLINE VU DrawWords(VU product, const DrawKey& key) {
