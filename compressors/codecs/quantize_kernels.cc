@@ -28,20 +28,34 @@ inline std::uint32_t MagnitudeBits(float value) {
   return std::bit_cast<std::uint32_t>(value) & kMagnitude;
 }
 
-template <bool kFeedback>
+/// What q has beside the input. Without a learning rate or a loss scale alpha is 1, and not to
+/// multiply by it gives the same bits.
+enum class Kept { kNothing, kAsIs, kWeighted };
+
+template <Kept kKept>
 float LoadQ(const float* input, const float* residual, float alpha, std::size_t i) {
-  return kFeedback ? input[i] + alpha * residual[i] : input[i];
+  if constexpr (kKept == Kept::kNothing) return input[i];
+  return input[i] + (kKept == Kept::kAsIs ? residual[i] : alpha * residual[i]);
+}
+
+/// Calls body.operator()<kKept>() with what a residual (or null) and alpha make it.
+template <typename Body>
+auto WithKept(const float* residual, float alpha, const Body& body) {
+  if (residual == nullptr) return body.template operator()<Kept::kNothing>();
+  if (alpha == 1) return body.template operator()<Kept::kAsIs>();
+  return body.template operator()<Kept::kWeighted>();
 }
 
 #if GRADWIRE_VECTORS
 using D8 = hn::Rebind<std::int8_t, D>;
 using VI = hn::Vec<DI>;
 
-template <bool kFeedback>
+template <Kept kKept>
 HWY_INLINE V LoadQ(const float* input, const float* residual, V weight, std::size_t at) {
   const V q = hn::LoadU(d, input + at);
-  if constexpr (kFeedback) return hn::Add(q, hn::Mul(weight, hn::LoadU(d, residual + at)));
-  return q;
+  if constexpr (kKept == Kept::kNothing) return q;
+  const V e = hn::LoadU(d, residual + at);
+  return hn::Add(q, kKept == Kept::kAsIs ? e : hn::Mul(weight, e));
 }
 
 HWY_INLINE VI MagnitudeBits(V q) {
@@ -142,7 +156,7 @@ HWY_INLINE V DrawBounds(VU draws) {
 
 // ------------------------------------------------------------------------------------- magnitudes
 
-template <bool kFeedback>
+template <Kept kKept>
 std::uint32_t LargestMagnitudeAs(const float* HWY_RESTRICT input,
                                  const float* HWY_RESTRICT residual, float alpha,
                                  std::size_t count) {
@@ -155,21 +169,22 @@ std::uint32_t LargestMagnitudeAs(const float* HWY_RESTRICT input,
   VI all = hn::Zero(di);
   for (; i + kUnrolled * N <= count; i += kUnrolled * N) {
     for (std::size_t v = 0; v < kUnrolled; ++v) {
-      all = hn::Max(all, MagnitudeBits(LoadQ<kFeedback>(input, residual, weight, i + v * N)));
+      all = hn::Max(all, MagnitudeBits(LoadQ<kKept>(input, residual, weight, i + v * N)));
     }
   }
   largest = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, all)));
 #endif
   for (; i < count; ++i) {
-    largest = std::max(largest, MagnitudeBits(LoadQ<kFeedback>(input, residual, alpha, i)));
+    largest = std::max(largest, MagnitudeBits(LoadQ<kKept>(input, residual, alpha, i)));
   }
   return largest;
 }
 
 std::uint32_t LargestMagnitude(const float* input, const float* residual, float alpha,
                                std::size_t count) {
-  return residual == nullptr ? LargestMagnitudeAs<false>(input, residual, alpha, count)
-                             : LargestMagnitudeAs<true>(input, residual, alpha, count);
+  return WithKept(residual, alpha, [=]<Kept kKept>() {
+    return LargestMagnitudeAs<kKept>(input, residual, alpha, count);
+  });
 }
 
 // ------------------------------------------------------------------------------------------- int8
@@ -180,10 +195,11 @@ constexpr float kRounder = 0x1.8p23F;
 
 constexpr std::size_t kLine = 16;  // floats of a cache line
 
-template <bool kFeedback, bool kStochastic>
+template <Kept kKept, bool kStochastic>
 void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
                   float scale, float inverse, const DrawKey& key, std::size_t first,
                   std::size_t count, std::byte* HWY_RESTRICT levels) {
+  constexpr bool kFeedback = kKept != Kept::kNothing;
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
   const V weight = hn::Set(d, alpha);
@@ -206,7 +222,7 @@ void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
       all_draws.Next(draws);
       for (std::size_t v = 0; v < Draws::kVectors; ++v) {
         const std::size_t at = i + v * N;
-        const V q = LoadQ<kFeedback>(input, residual, weight, at);
+        const V q = LoadQ<kKept>(input, residual, weight, at);
         const V y = hn::Mul(q, inverses);
         const V floor = hn::Floor(y);
         const M up = hn::Gt(hn::Sub(y, floor), DrawBounds(draws[v]));
@@ -226,7 +242,7 @@ void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
           hwy::Prefetch(input + at + count);
           if constexpr (kFeedback) hwy::Prefetch(residual + at + count);
         }
-        const V q = LoadQ<kFeedback>(input, residual, weight, at);
+        const V q = LoadQ<kKept>(input, residual, weight, at);
         packed[v] = put(q, hn::Add(hn::Mul(q, inverses), rounder), at);
       }
       StoreLowBytes(packed, levels + i);
@@ -234,7 +250,7 @@ void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
   }
 #endif
   for (; i < count; ++i) {
-    const float q = LoadQ<kFeedback>(input, residual, alpha, i);
+    const float q = LoadQ<kKept>(input, residual, alpha, i);
     const float y = q * inverse;
     float rounded = 0;
     if constexpr (kStochastic) {
@@ -249,24 +265,14 @@ void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
   }
 }
 
-template <bool kFeedback>
-void EncodeInt8Choose(const float* input, float* residual, float alpha, float scale, float inverse,
-                      const Int8Rounding& rounding, std::size_t first, std::size_t count,
-                      std::byte* levels) {
-  return rounding.stochastic
-             ? EncodeInt8As<kFeedback, true>(input, residual, alpha, scale, inverse, rounding.key,
-                                             first, count, levels)
-             : EncodeInt8As<kFeedback, false>(input, residual, alpha, scale, inverse, rounding.key,
-                                              first, count, levels);
-}
-
 void EncodeInt8(const float* input, float* residual, float alpha, float scale, float inverse,
                 const Int8Rounding& rounding, std::size_t first, std::size_t count,
                 std::byte* levels) {
-  return residual == nullptr ? EncodeInt8Choose<false>(input, residual, alpha, scale, inverse,
-                                                       rounding, first, count, levels)
-                             : EncodeInt8Choose<true>(input, residual, alpha, scale, inverse,
-                                                      rounding, first, count, levels);
+  WithKept(residual, alpha, [=, &rounding]<Kept kKept>() {
+    const auto encode =
+        rounding.stochastic ? EncodeInt8As<kKept, true> : EncodeInt8As<kKept, false>;
+    encode(input, residual, alpha, scale, inverse, rounding.key, first, count, levels);
+  });
 }
 
 template <bool kAdd>
@@ -347,10 +353,11 @@ HWY_INLINE V NaturalValues(VU signs, VU codes) {
 }
 #endif
 
-template <bool kFeedback>
+template <Kept kKept>
 bool EncodeNaturalAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
                      const DrawKey& key, std::size_t first, std::size_t count,
                      std::byte* HWY_RESTRICT out) {
+  constexpr bool kFeedback = kKept != Kept::kNothing;
   bool finite = true;
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
@@ -363,7 +370,7 @@ bool EncodeNaturalAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residu
     all_draws.Next(draws);
     for (std::size_t v = 0; v < Draws::kVectors; ++v) {
       const std::size_t at = i + v * N;
-      V q = LoadQ<kFeedback>(input, residual, weight, at);
+      V q = LoadQ<kKept>(input, residual, weight, at);
       const M ok = FiniteLanes(q);
       all = hn::And(all, ok);
       if constexpr (kFeedback) q = hn::IfThenElseZero(ok, q);
@@ -380,7 +387,7 @@ bool EncodeNaturalAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residu
   finite = hn::AllTrue(d, all);
 #endif
   for (; i < count; ++i) {
-    float q = LoadQ<kFeedback>(input, residual, alpha, i);
+    float q = LoadQ<kKept>(input, residual, alpha, i);
     const bool ok = Finite(q);
     finite = finite && ok;
     if (!ok) q = 0;
@@ -394,9 +401,9 @@ bool EncodeNaturalAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residu
 
 bool EncodeNatural(const float* input, float* residual, float alpha, const DrawKey& key,
                    std::size_t first, std::size_t count, std::byte* out) {
-  return residual == nullptr
-             ? EncodeNaturalAs<false>(input, residual, alpha, key, first, count, out)
-             : EncodeNaturalAs<true>(input, residual, alpha, key, first, count, out);
+  return WithKept(residual, alpha, [=, &key]<Kept kKept>() {
+    return EncodeNaturalAs<kKept>(input, residual, alpha, key, first, count, out);
+  });
 }
 
 template <bool kAdd>
@@ -434,9 +441,10 @@ inline double Square(float value) {
   return static_cast<double>(value) * static_cast<double>(value);
 }
 
-template <bool kFeedback>
+template <Kept kKept>
 Moments MeasureMomentsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
                          std::size_t count) {
+  constexpr bool kFeedback = kKept != Kept::kNothing;
   Moments moments;
   HWY_ALIGN double lanes[kLanes] = {};
   std::size_t i = 0;
@@ -453,7 +461,7 @@ Moments MeasureMomentsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT re
   for (; i + kLanes <= count; i += kLanes) {
     for (std::size_t v = 0; v < kVectors; ++v) {
       const std::size_t at = i + v * N;
-      const V q = LoadQ<kFeedback>(input, residual, weight, at);
+      const V q = LoadQ<kKept>(input, residual, weight, at);
       if constexpr (kFeedback) {
         const V kept = hn::IfThenElse(FiniteLanes(q), q, hn::LoadU(d, residual + at));
         hn::StoreU(kept, d, residual + at);
@@ -475,7 +483,7 @@ Moments MeasureMomentsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT re
   moments.largest = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest)));
 #endif
   for (; i < count; ++i) {
-    const float q = LoadQ<kFeedback>(input, residual, alpha, i);
+    const float q = LoadQ<kKept>(input, residual, alpha, i);
     if constexpr (kFeedback) residual[i] = Finite(q) ? q : residual[i];
     lanes[i % kLanes] += Square(q);
     moments.largest = std::max(moments.largest, MagnitudeBits(q));
@@ -485,8 +493,9 @@ Moments MeasureMomentsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT re
 }
 
 Moments MeasureMoments(const float* input, float* residual, float alpha, std::size_t count) {
-  return residual == nullptr ? MeasureMomentsAs<false>(input, residual, alpha, count)
-                             : MeasureMomentsAs<true>(input, residual, alpha, count);
+  return WithKept(residual, alpha, [=]<Kept kKept>() {
+    return MeasureMomentsAs<kKept>(input, residual, alpha, count);
+  });
 }
 
 template <bool kFeedback>
@@ -670,18 +679,23 @@ void DecodeAddTrits(const std::byte* bytes, std::size_t num_bytes, std::size_t s
 
 /// The 16 low bits of `positive` at even places, of `negative` at odd ones.
 inline std::uint32_t Interleave(std::uint32_t positive, std::uint32_t negative) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // where this instruction is fast
+  return _pdep_u32(positive, 0x55555555) | _pdep_u32(negative, 0xaaaaaaaa);
+#else
   std::uint64_t x = positive | std::uint64_t{negative} << 32;
   x = (x | x << 8) & 0x00ff00ff00ff00ff;
   x = (x | x << 4) & 0x0f0f0f0f0f0f0f0f;
   x = (x | x << 2) & 0x3333333333333333;
   x = (x | x << 1) & 0x5555555555555555;
   return static_cast<std::uint32_t>(x | x >> 31);
+#endif
 }
 
-template <bool kFeedback>
+template <Kept kKept>
 TwobitResult EncodeTwobitAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
                             float alpha, float theta, std::size_t count,
                             std::byte* HWY_RESTRICT out) {
+  constexpr bool kFeedback = kKept != Kept::kNothing;
   TwobitResult result;
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
@@ -696,7 +710,7 @@ TwobitResult EncodeTwobitAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT
     std::uint32_t negatives = 0;
     for (std::size_t v = 0; v < kWord / N; ++v) {
       const std::size_t at = i + v * N;
-      V q = LoadQ<kFeedback>(input, residual, weight, at);
+      V q = LoadQ<kKept>(input, residual, weight, at);
       const M ok = FiniteLanes(q);
       all = hn::And(all, ok);
       if constexpr (kFeedback) q = hn::IfThenElseZero(ok, q);
@@ -716,7 +730,7 @@ TwobitResult EncodeTwobitAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT
   result.finite = hn::AllTrue(d, all);
 #endif
   for (; i < count; ++i) {
-    float q = LoadQ<kFeedback>(input, residual, alpha, i);
+    float q = LoadQ<kKept>(input, residual, alpha, i);
     const bool ok = Finite(q);
     result.finite = result.finite && ok;
     if (!ok) q = 0;
@@ -734,8 +748,9 @@ TwobitResult EncodeTwobitAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT
 
 TwobitResult EncodeTwobit(const float* input, float* residual, float alpha, float theta,
                           std::size_t count, std::byte* out) {
-  return residual == nullptr ? EncodeTwobitAs<false>(input, residual, alpha, theta, count, out)
-                             : EncodeTwobitAs<true>(input, residual, alpha, theta, count, out);
+  return WithKept(residual, alpha, [=]<Kept kKept>() {
+    return EncodeTwobitAs<kKept>(input, residual, alpha, theta, count, out);
+  });
 }
 
 template <bool kAdd>
