@@ -79,6 +79,24 @@ class PluginTest(unittest.TestCase):
         for name in names:
             self.assertEqual((committed / name).read_bytes(), (golden / name).read_bytes(), name)
 
+    def test_the_tool_lists_and_measures_it_beside_the_others(self):
+        tool = self.bin / "gradwire"
+        listed = json.loads(self.must(tool, "compressors", "--plugin", self.plugin, "--json"))["compressors"]
+        names = [row["name"] for row in listed]
+        self.assertLess({"none", "onebit"}, set(names))
+        self.assertEqual(names.count("fixed"), 1)
+        self.assertIn("bits", self.must(tool, "compressors", "fixed(bits=4)", "--plugin", self.plugin))
+        figures = self.scratch / "figures.json"
+        self.must(tool, "bench", "codec", "fixed(bits=4)", "none", "--plugin", self.plugin, "--size", "64KiB",
+                  "--repeats", "1", "--rounds", "1", "--json", figures)
+        rows = {row["spec"]: row for row in json.loads(figures.read_text())["results"]}
+        self.assertAlmostEqual(rows["fixed(bits=4)"]["bytes_per_element"], 0.5, delta=0.01)
+        self.assertGreater(rows["fixed(bits=4)"]["encode"]["gb_s"]["median"], 0)
+        for command in (("compressors",), ("bench", "codec")):
+            done = run(tool, *command, "--plugin", self.scratch / "nothing.so")
+            self.assertEqual(done.returncode, 2, done.stdout)
+            self.assertIn("cannot be loaded", done.stdout)
+
     def test_the_tool_finds_a_fault(self):
         done = run(self.bin / "gradwire", "plugin", FAULTY / "libplugin_garbage.so")
         self.assertEqual(done.returncode, 1, done.stdout)

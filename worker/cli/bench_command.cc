@@ -19,6 +19,7 @@
 #include "common/config/config.h"
 #include "common/config/process.h"
 #include "compressors/codecs/kernels.h"
+#include "compressors/plugin/plugins.h"
 #include "compressors/registry.h"
 #include "worker/cli/codec_bench.h"
 #include "worker/cli/commands.h"
@@ -54,6 +55,7 @@ constexpr std::string_view kDefaultSpecs[] = {
 
 struct Arguments {
   std::vector<std::string> specs;
+  std::vector<std::string> plugins;
   std::vector<std::string> sizes = {"4MiB", "64MiB"};
   std::size_t repeats = 11;
   std::size_t threads = 1;
@@ -62,14 +64,14 @@ struct Arguments {
   std::string json_path;
 };
 
-std::vector<std::string> DefaultSpecs() {
+std::vector<std::string> DefaultSpecs(const CompressorRegistry& registry) {
   std::vector<std::string> specs;
   for (const std::string_view spec : kDefaultSpecs) {
-    if (BuiltinCompressors().Find(spec.substr(0, spec.find('('))) != nullptr) {
+    if (registry.Find(spec.substr(0, spec.find('('))) != nullptr) {
       specs.emplace_back(spec);
     }
   }
-  for (const CompressorInfo& info : BuiltinCompressors().entries()) {
+  for (const CompressorInfo& info : registry.entries()) {
     const bool is_there = std::any_of(specs.begin(), specs.end(), [&](const std::string& spec) {
       return spec.substr(0, spec.find('(')) == info.name;
     });
@@ -153,6 +155,7 @@ std::string CommandOf(const Arguments& arguments) {
                       fmt::join(arguments.sizes, ","), arguments.repeats, arguments.threads,
                       arguments.rounds);
   if (!arguments.target.empty()) text += " --target " + arguments.target;
+  for (const std::string& plugin : arguments.plugins) text += " --plugin '" + plugin + '\'';
   return text;
 }
 
@@ -282,7 +285,9 @@ int Fail(const Status& status, int code) {
 }
 
 int Run(Arguments arguments) {
-  if (arguments.specs.empty()) arguments.specs = DefaultSpecs();
+  const auto registry = LoadPlugins(arguments.plugins);
+  if (!registry.ok()) return Fail(registry.status(), kExitUsage);
+  if (arguments.specs.empty()) arguments.specs = DefaultSpecs(**registry);
   CodecBenchOptions options;
   options.specs = arguments.specs;
   for (const std::string& text : arguments.sizes) {
@@ -291,7 +296,7 @@ int Run(Arguments arguments) {
     options.sizes.push_back(*size);
   }
   for (const std::string& spec : arguments.specs) {
-    const auto codec = BuiltinCompressors().Create(spec);
+    const auto codec = (*registry)->Create(spec);
     if (!codec.ok()) return Fail(codec.status(), kExitUsage);
   }
   const auto target = ChooseTarget(arguments.target);
@@ -316,7 +321,7 @@ int Run(Arguments arguments) {
   PrintHead(machine, command);
   std::vector<CodecFigures> all;
   std::vector<CodecFigures> of_size;
-  const Status status = MeasureCodecs(options, [&](const CodecFigures& figures) {
+  const Status status = MeasureCodecs(**registry, options, [&](const CodecFigures& figures) {
     all.push_back(figures);
     of_size.push_back(figures);
     if (of_size.size() == options.specs.size()) {
@@ -358,6 +363,7 @@ void AddBenchCommand(CLI::App& tool, CommandAction& action) {
       ->capture_default_str();
   command->add_option("--target", arguments->target,
                       "the kernels' instruction set, such as AVX2, instead of the best");
+  command->add_option("--plugin", arguments->plugins, kPluginOptionHelp)->allow_extra_args(false);
   command->add_option("--json", arguments->json_path, "also write all to this file");
   command->callback([arguments, &action] { action = [arguments] { return Run(*arguments); }; });
   AddNetBenchCommands(*bench, action);

@@ -417,11 +417,11 @@ class CodecBench {
 
 }  // namespace
 
-Status MeasureCodecs(const CodecBenchOptions& options,
+Status MeasureCodecs(const CompressorRegistry& registry, const CodecBenchOptions& options,
                      const std::function<void(const CodecFigures&)>& report) {
   std::vector<std::unique_ptr<const Compressor>> codecs;
   for (const std::string& spec : options.specs) {
-    auto codec = BuiltinCompressors().Create(spec);
+    auto codec = registry.Create(spec);
     if (!codec.ok()) return codec.status();
     codecs.push_back(std::move(codec).value());
   }

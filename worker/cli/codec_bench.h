@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "compressors/registry.h"
 
 namespace gradwire {
 
 struct CodecBenchOptions {
-  std::vector<std::string> specs;         // of BuiltinCompressors()
+  std::vector<std::string> specs;
   std::vector<std::size_t> sizes;         // bytes of float32, each a multiple of 4 above 0
   std::size_t num_repeats = 11;           // at least 1
   std::size_t num_threads = 1;            // 1, or 2: also two at once, each with a unit of its own
@@ -59,10 +60,10 @@ struct CodecFigures {
 /// wants it), decode and decode-add, each between two a += b and beside a memcpy of the same size,
 /// so that all share the machine's good and bad moments. Sizes are the outer loop. `report` gets
 /// each result as it comes.
-/// Errors: what BuiltinCompressors() says of a spec, before anything is measured; what a codec
+/// Errors: what the registry says of a spec, before anything is measured; what a codec
 /// says; Internal for a codec that finds finite values not finite.
 /// Memory: allocated once for the largest size, about 6 times that a thread.
-Status MeasureCodecs(const CodecBenchOptions& options,
+Status MeasureCodecs(const CompressorRegistry& registry, const CodecBenchOptions& options,
                      const std::function<void(const CodecFigures&)>& report);
 
 }  // namespace gradwire

@@ -13,6 +13,10 @@ namespace gradwire {
 /// Texts of the command line and the system come to terminals: without control characters.
 std::string Escape(std::string_view text);
 
+/// Of `--plugin`.
+inline constexpr char kPluginOptionHelp[] =
+    "a shared library with more compressors, as `plugins:` names it; may be given again";
+
 /// What the command on the command line does; returns the exit code.
 using CommandAction = std::function<int()>;
 

@@ -10,6 +10,7 @@
 #include "common/base/escape.h"
 #include "common/base/random.h"
 #include "common/config/process.h"
+#include "compressors/plugin/plugins.h"
 #include "compressors/registry.h"
 #include "worker/cli/commands.h"
 #include "worker/cli/text_table.h"
@@ -19,6 +20,7 @@ namespace {
 
 struct Arguments {
   std::string spec;
+  std::vector<std::string> plugins;
   bool is_json = false;
 };
 
@@ -30,11 +32,11 @@ struct Entry {
   double bytes_per_element = 0;  // of 1 Mi elements; of N(0, 1) where the size is not fixed
 };
 
-Result<Entry> Describe(const CompressorSpec& spec) {
+Result<Entry> Describe(const CompressorRegistry& registry, const CompressorSpec& spec) {
   constexpr std::size_t kElements = std::size_t{1} << 20;
-  const auto codec = BuiltinCompressors().Create(spec);
+  const auto codec = registry.Create(spec);
   if (!codec.ok()) return codec.status();
-  Entry entry{spec, BuiltinCompressors().Find(spec.name), (*codec)->traits(), 0};
+  Entry entry{spec, registry.Find(spec.name), (*codec)->traits(), 0};
   std::size_t bytes = (*codec)->MaxEncodedSize(kElements);
   if (!entry.traits.fixed_size) {
     CounterRng rng(1);
@@ -169,17 +171,19 @@ int Fail(const Status& status, int code) {
 }
 
 int Run(const Arguments& arguments) {
+  const auto registry = LoadPlugins(arguments.plugins);
+  if (!registry.ok()) return Fail(registry.status(), kExitUsage);
   std::vector<Entry> entries;
   if (arguments.spec.empty()) {
-    for (const CompressorInfo& info : BuiltinCompressors().entries()) {
-      auto entry = Describe({info.name, {}});
+    for (const CompressorInfo& info : (*registry)->entries()) {
+      auto entry = Describe(**registry, {info.name, {}});
       if (!entry.ok()) return Fail(entry.status(), kExitFailed);
       entries.push_back(std::move(entry).value());
     }
   } else {
     const auto spec = ParseCompressorSpec(arguments.spec);
     if (!spec.ok()) return Fail(spec.status(), kExitUsage);
-    auto entry = Describe(*spec);
+    auto entry = Describe(**registry, *spec);
     if (!entry.ok()) return Fail(entry.status(), kExitUsage);
     entries.push_back(std::move(entry).value());
   }
@@ -202,6 +206,7 @@ void AddCompressorsCommand(CLI::App& tool, CommandAction& action) {
   const auto arguments = std::make_shared<Arguments>();
   command->add_option("NAME", arguments->spec,
                       "one of them, in detail; with parameters too, such as 'topk(ratio=0.01)'");
+  command->add_option("--plugin", arguments->plugins, kPluginOptionHelp)->allow_extra_args(false);
   command->add_flag("--json", arguments->is_json, "as JSON");
   command->callback([arguments, &action] { action = [arguments] { return Run(*arguments); }; });
 }
