@@ -21,8 +21,9 @@ bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("every compressor is in the table, the payloads' page, the reference and the accuracy table",
-          "[compressors][docs]") {
+TEST_CASE(
+    "every compressor is in the table, the payloads' page, the reference and the accuracy table",
+    "[compressors][docs]") {
   const std::string table = ReadText("docs/compressors.md");
   const std::string payloads = ReadText("docs/payloads.md");
   const std::string reference = ReadText("scripts/reference_codecs.py");
