@@ -857,6 +857,7 @@ class FakeClient:
         self.forked = False
 
         self.declared = []
+        self.tensors = set()  # names
         self.pushed = []  # declarations, and the ends of steps
         self.native = mock.Mock()
         self.native.gradwire_end_step.side_effect = lambda pointer: self.pushed.append("end of step")
@@ -872,6 +873,10 @@ class FakeClient:
 
     def declare(self, batch):
         self.declared += [entry.name for entry in batch]
+        self.tensors.update(self.declared)
+
+    def value(self, name):
+        return {"filter_skips": 0.0}[name]
 
     def push_pull(self, declared, memory):
         self.pushed.append(declared.name)
