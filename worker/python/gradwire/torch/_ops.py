@@ -117,9 +117,6 @@ def begin(client: Client, tensor: torch.Tensor, declared: Declaration, out: torc
         target = source
     else:
         target = out if _is_packed(out) else torch.empty_like(out, memory_format=torch.contiguous_format)
-    if declared.name not in client.tensors:
-        client.declare([declared])
-        refuse_skip(client)
     finish = None
     if target is not out:
         def finish() -> None:
@@ -128,6 +125,10 @@ def begin(client: Client, tensor: torch.Tensor, declared: Declaration, out: torc
     name = declared.name
     memory = Memory(host_pointer(source, name), host_pointer(target, name),
                     source.numel() * source.element_size(), (source, target), out, finish)
+    # Only now: a tensor that cannot be pushed leaves its name free.
+    if declared.name not in client.tensors:
+        client.declare([declared])
+        refuse_skip(client)
     return client.push_pull(declared, memory)
 
 
