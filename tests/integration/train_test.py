@@ -91,6 +91,7 @@ class TrainTest(unittest.TestCase):
         other, _ = self.train(2, "partition.bytes=64KiB")
         self.assertNotEqual(first["digest"], other["digest"])
 
+    @unittest.skipIf(SANITIZED, "integration_covap_test runs this code")
     def test_the_filter_trains_with_zero_fill_and_with_skip(self):
         plain, _ = self.train(2, config="plain.yaml", steps=60)
         unfiltered = ["compression.filter.type=covap", "compression.filter.interval=1"]
