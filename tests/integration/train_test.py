@@ -80,7 +80,7 @@ class TrainTest(unittest.TestCase):
         self.assertEqual(one["digest"], two["digest"])
         self.assertNotEqual(one["digest"], plain["digest"])
 
-    @unittest.skipIf(SANITIZED, "runs no other code")
+    @unittest.skipIf(SANITIZED, "plan_test runs this code")
     def test_a_saved_plan_is_replayed(self):
         first, logs = self.train(2)
         saved = logs / "server.00" / "plan"
