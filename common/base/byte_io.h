@@ -3,10 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/bytes.h"
 #include "common/base/random.h"
+#include "common/base/status.h"
 
 namespace gradwire {
 
@@ -29,6 +32,14 @@ class ByteReader {
     value = LoadLe<T>(part.data());
     return true;
   }
+  /// What AppendText wrote.
+  bool TakeText(std::string& text) {
+    std::uint32_t size = 0;
+    ByteView bytes;
+    if (!Take(size) || !Take(size, bytes)) return false;
+    text = AsText(bytes);
+    return true;
+  }
   std::size_t left() const { return bytes_.size(); }
 
  private:
@@ -46,6 +57,12 @@ inline void AppendBytes(std::vector<std::byte>& bytes, ByteView more) {
   bytes.insert(bytes.end(), more.begin(), more.end());
 }
 
+/// Its length in 32 bits, then the text.
+inline void AppendText(std::vector<std::byte>& bytes, std::string_view text) {
+  AppendLe(bytes, static_cast<std::uint32_t>(text.size()));
+  AppendBytes(bytes, AsBytes(text));
+}
+
 /// Eight bytes at a time, since what is saved may be as large as the model.
 inline std::uint64_t Checksum(ByteView bytes) {
   std::uint64_t hash = Mix64(bytes.size());
@@ -57,5 +74,9 @@ inline std::uint64_t Checksum(ByteView bytes) {
   if (i < bytes.size()) std::memcpy(&last, bytes.data() + i, bytes.size() - i);
   return Mix64(hash ^ last);
 }
+
+/// What is between the magic and the checksum that saved bytes begin and end with.
+/// Errors: CorruptData "<what>: <fault>".
+Result<ByteReader> OpenSaved(ByteView saved, std::string_view magic, std::string_view what);
 
 }  // namespace gradwire

@@ -52,8 +52,7 @@ void Multiply(double alpha, std::span<float> values) {
 
 void AppendRange(std::vector<std::byte>& bytes, std::string_view tensor, std::uint64_t offset,
                  const GradientScale& scale, std::span<const float> values) {
-  AppendLe(bytes, static_cast<std::uint32_t>(tensor.size()));
-  AppendBytes(bytes, AsBytes(tensor));
+  AppendText(bytes, tensor);
   AppendLe(bytes, offset);
   AppendLe(bytes, static_cast<std::uint64_t>(values.size()));
   AppendLe(bytes, scale.learning_rate);
@@ -61,9 +60,9 @@ void AppendRange(std::vector<std::byte>& bytes, std::string_view tensor, std::ui
   AppendBytes(bytes, AsBytes(values));
 }
 
-Status Damaged(std::string_view what) {
-  return CorruptData(fmt::format("saved residuals are damaged: {}", what));
-}
+constexpr std::string_view kDamaged = "saved residuals are damaged";
+
+Status Damaged(std::string_view what) { return CorruptData(fmt::format("{}: {}", kDamaged, what)); }
 
 }  // namespace
 
@@ -217,16 +216,9 @@ std::vector<std::byte> ResidualStore::SaveUnit(std::uint64_t key) {
 }
 
 Result<std::map<std::string, ResidualStore::Pieces>> ResidualStore::ParseSaved(ByteView saved) {
-  if (saved.size() < kMagic.size() + sizeof(std::uint64_t)) {
-    return Damaged(fmt::format("{} bytes are too few", saved.size()));
-  }
-  const ByteView body = saved.first(saved.size() - sizeof(std::uint64_t));
-  if (AsText(body.first(kMagic.size())) != kMagic) return Damaged("they begin otherwise");
-  const auto expected = LoadLe<std::uint64_t>(saved.data() + body.size());
-  if (const std::uint64_t got = Checksum(body); got != expected) {
-    return Damaged(fmt::format("checksum is {:016x}, expected {:016x}", got, expected));
-  }
-  ByteReader reader(body.subspan(kMagic.size()));
+  auto opened = OpenSaved(saved, kMagic, kDamaged);
+  if (!opened.ok()) return opened.status();
+  ByteReader& reader = *opened;
   std::uint32_t version = 0;
   if (!reader.Take(version)) return Damaged("the version is missing");
   if (version != kVersion) {

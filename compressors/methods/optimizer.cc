@@ -16,22 +16,9 @@ namespace {
 constexpr std::string_view kMagic = "GWMETHOD";
 constexpr std::uint32_t kVersion = 1;
 
-Status Damaged(std::string_view what) {
-  return CorruptData(fmt::format("the saved method is damaged: {}", what));
-}
+constexpr std::string_view kDamaged = "the saved method is damaged";
 
-void AppendText(std::vector<std::byte>& bytes, std::string_view text) {
-  AppendLe(bytes, static_cast<std::uint32_t>(text.size()));
-  AppendBytes(bytes, AsBytes(text));
-}
-
-bool TakeText(ByteReader& reader, std::string& text) {
-  std::uint32_t size = 0;
-  ByteView bytes;
-  if (!reader.Take(size) || !reader.Take(size, bytes)) return false;
-  text = AsText(bytes);
-  return true;
-}
+Status Damaged(std::string_view what) { return CorruptData(fmt::format("{}: {}", kDamaged, what)); }
 
 }  // namespace
 
@@ -169,16 +156,9 @@ Result<std::vector<std::byte>> Optimizer::Save() const {
 }
 
 Status Optimizer::Restore(ByteView saved) {
-  if (saved.size() < kMagic.size() + sizeof(std::uint64_t)) {
-    return Damaged(fmt::format("{} bytes are too few", saved.size()));
-  }
-  const ByteView body = saved.first(saved.size() - sizeof(std::uint64_t));
-  if (AsText(body.first(kMagic.size())) != kMagic) return Damaged("it begins otherwise");
-  const auto expected = LoadLe<std::uint64_t>(saved.data() + body.size());
-  if (const std::uint64_t got = Checksum(body); got != expected) {
-    return Damaged(fmt::format("checksum is {:016x}, expected {:016x}", got, expected));
-  }
-  ByteReader reader(body.subspan(kMagic.size()));
+  auto opened = OpenSaved(saved, kMagic, kDamaged);
+  if (!opened.ok()) return opened.status();
+  ByteReader& reader = *opened;
   std::uint32_t version = 0;
   std::string method;
   std::uint64_t step = 0;
@@ -187,7 +167,7 @@ Status Optimizer::Restore(ByteView saved) {
   if (version != kVersion) {
     return Damaged(fmt::format("version is {}, expected {}", version, kVersion));
   }
-  if (!TakeText(reader, method) || !reader.Take(step) || !reader.Take(count)) {
+  if (!reader.TakeText(method) || !reader.Take(step) || !reader.Take(count)) {
     return Damaged("its head is cut off");
   }
   if (method != name_) {
@@ -203,7 +183,7 @@ Status Optimizer::Restore(ByteView saved) {
   for (std::uint64_t i = 0; i < count; ++i) {
     std::string name;
     std::uint64_t n = 0;
-    if (!TakeText(reader, name) || !reader.Take(n)) {
+    if (!reader.TakeText(name) || !reader.Take(n)) {
       return Damaged(fmt::format("tensor {} of {} is cut off", i, count));
     }
     std::size_t at = 0;

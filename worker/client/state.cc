@@ -27,17 +27,9 @@ bool Overlaps(const std::vector<TensorRange>& a, const std::vector<TensorRange>&
   });
 }
 
-Status Damaged(std::string_view what) {
-  return CorruptData(fmt::format("the saved state is damaged: {}", what));
-}
+constexpr std::string_view kDamaged = "the saved state is damaged";
 
-bool TakeText(ByteReader& reader, std::string& text) {
-  std::uint32_t size = 0;
-  ByteView bytes;
-  if (!reader.Take(size) || !reader.Take(size, bytes)) return false;
-  text = AsText(bytes);
-  return true;
-}
+Status Damaged(std::string_view what) { return CorruptData(fmt::format("{}: {}", kDamaged, what)); }
 
 bool TakeBlob(ByteReader& reader, ByteView& blob) {
   std::uint64_t size = 0;
@@ -49,8 +41,8 @@ bool TakeUnit(ByteReader& reader, SavedUnit& unit) {
   if (!reader.Take(count) || count == 0) return false;
   for (std::uint32_t i = 0; i < count; ++i) {
     TensorRange range;
-    if (!TakeText(reader, range.tensor) || !reader.Take(range.offset) ||
-        !reader.Take(range.count) || range.offset + range.count < range.offset) {
+    if (!reader.TakeText(range.tensor) || !reader.Take(range.offset) || !reader.Take(range.count) ||
+        range.offset + range.count < range.offset) {
       return false;
     }
     unit.ranges.push_back(std::move(range));
@@ -71,17 +63,9 @@ struct SavedState {
 };
 
 Result<SavedState> ParseState(ByteView saved) {
-  constexpr std::size_t kSumBytes = sizeof(std::uint64_t);
-  if (saved.size() < kMagic.size() + kSumBytes) {
-    return Damaged(fmt::format("{} bytes are too few", saved.size()));
-  }
-  const ByteView body = saved.first(saved.size() - kSumBytes);
-  if (AsText(body.first(kMagic.size())) != kMagic) return Damaged("it begins otherwise");
-  const auto expected = LoadLe<std::uint64_t>(saved.data() + body.size());
-  if (const std::uint64_t got = Checksum(body); got != expected) {
-    return Damaged(fmt::format("checksum is {:016x}, expected {:016x}", got, expected));
-  }
-  ByteReader reader(body.subspan(kMagic.size()));
+  auto opened = OpenSaved(saved, kMagic, kDamaged);
+  if (!opened.ok()) return opened.status();
+  ByteReader& reader = *opened;
   SavedState state;
   std::uint64_t num_units = 0;
   if (!reader.Take(state.workers) || !reader.Take(state.rank) || !reader.Take(state.step) ||
@@ -161,8 +145,7 @@ Result<std::vector<std::byte>> ClientImpl::SaveState() {
   for (const SavedUnit& unit : units) {
     AppendLe(bytes, static_cast<std::uint32_t>(unit.ranges.size()));
     for (const TensorRange& range : unit.ranges) {
-      AppendLe(bytes, static_cast<std::uint32_t>(range.tensor.size()));
-      AppendBytes(bytes, AsBytes(range.tensor));
+      AppendText(bytes, range.tensor);
       AppendLe(bytes, range.offset);
       AppendLe(bytes, range.count);
     }
