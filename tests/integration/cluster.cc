@@ -121,6 +121,18 @@ Status PushPull(Client& client, TensorId tensor, ByteView input, MutableBytes ou
   return client.Wait(*handle);
 }
 
+std::vector<Handle> PushAll(Client& client, const std::vector<TensorId>& ids,
+                            std::vector<std::vector<float>>& values, Failures& failures) {
+  std::vector<Handle> handles;
+  for (std::size_t t = 0; t < ids.size(); ++t) {
+    const auto handle = client.PushPullAsync(ids[t], InputOf(values[t]), OutputOf(values[t]));
+    if (failures.Ok(handle.status(), "push")) handles.push_back(*handle);
+  }
+  failures.Ok(client.EndStep(), "end of step");
+  for (const Handle& handle : handles) failures.Ok(client.Wait(handle), "wait");
+  return handles;
+}
+
 std::uint64_t TestSeed() {
   static const std::uint64_t seed = [] {
     const char* text = std::getenv("GRADWIRE_TEST_SEED");

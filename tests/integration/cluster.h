@@ -95,6 +95,10 @@ MutableBytes OutputOf(std::vector<T>& values) {
 /// Push-pulls one tensor and waits.
 Status PushPull(Client& client, TensorId tensor, ByteView input, MutableBytes output);
 
+/// Push-pulls all tensors in place as one step, and waits for them.
+std::vector<Handle> PushAll(Client& client, const std::vector<TensorId>& ids,
+                            std::vector<std::vector<float>>& values, Failures& failures);
+
 /// The seed of this run: GRADWIRE_TEST_SEED, else a fixed one; printed once.
 std::uint64_t TestSeed();
 

@@ -52,19 +52,6 @@ std::vector<bool> Marked(const std::vector<ElementRange>& ranges, std::size_t co
   return marked;
 }
 
-/// Pushes all tensors in place and ends the step.
-std::vector<Handle> PushAll(Client& client, const std::vector<TensorId>& ids,
-                            std::vector<std::vector<float>>& values, Failures& failures) {
-  std::vector<Handle> handles;
-  for (std::size_t t = 0; t < ids.size(); ++t) {
-    const auto handle = client.PushPullAsync(ids[t], InputOf(values[t]), OutputOf(values[t]));
-    if (failures.Ok(handle.status(), "push")) handles.push_back(*handle);
-  }
-  failures.Ok(client.EndStep(), "end of step");
-  for (const Handle& handle : handles) failures.Ok(client.Wait(handle), "wait");
-  return handles;
-}
-
 TEST_CASE(
     "of integers nothing is lost: sums that came plus residuals are the gradients, bit for bit",
     "[integration][covap]") {

@@ -36,14 +36,7 @@ std::vector<Handle> Round(Client& client, const std::vector<TensorId>& ids,
                           const std::function<void(std::vector<std::vector<float>>&)>& change) {
   for (auto& each : values) std::fill(each.begin(), each.end(), 1.0F);
   change(values);
-  std::vector<Handle> handles;
-  for (std::size_t t = 0; t < ids.size(); ++t) {
-    const auto handle = client.PushPullAsync(ids[t], InputOf(values[t]), OutputOf(values[t]));
-    if (failures.Ok(handle.status(), "push")) handles.push_back(*handle);
-  }
-  failures.Ok(client.EndStep(), "end of step");
-  for (const Handle& handle : handles) failures.Ok(client.Wait(handle), "wait");
-  return handles;
+  return PushAll(client, ids, values, failures);
 }
 
 TEST_CASE("every worker learns which push-pull was void and which ranks made it so",
