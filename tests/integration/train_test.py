@@ -58,6 +58,12 @@ class TrainTest(unittest.TestCase):
             digests = [self.train(workers, *each)[0]["digest"] for each in settings]
             self.assertEqual(digests, [digests[0]] * len(digests), f"{workers} workers")
 
+    def test_a_text_is_trained_to_the_same_parameters_too(self):
+        one, _ = self.train(2, model="charlm", steps=4)
+        two, _ = self.train(2, "job.servers=3", "partition.credit=64KiB", model="charlm", steps=4)
+        self.assertEqual(one["digest"], two["digest"])
+        self.assertGreater(one["test_loss"], 0)
+
     @unittest.skipIf(SANITIZED, "runs no other code")
     def test_the_report_has_how_much_communication_is_hidden(self):
         report, _ = self.train(2, steps=20)

@@ -145,7 +145,7 @@ TEST_CASE("Fashion-MNIST loads and is normalized", "[trainer][data]") {
   double squares = 0.0;
   std::vector<float> sample(train->sample_size());
   for (std::size_t i = 0; i < train->size(); ++i) {
-    train->Normalize(i, sample);
+    train->Read(i, sample);
     for (const float v : sample) {
       sum += v;
       squares += static_cast<double>(v) * v;

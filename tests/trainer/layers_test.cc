@@ -133,6 +133,47 @@ TEST_CASE("the pooling layer's gradients equal finite differences", "[trainer][g
   CheckLayer(*MakeMaxPool(4, 6, 3), 2, 0.7);
 }
 
+TEST_CASE("the embedding's gradients equal finite differences", "[trainer][gradient]") {
+  constexpr std::size_t kBatch = 3;
+  constexpr std::size_t kLength = 4;
+  constexpr std::size_t kRows = 6;
+  constexpr std::size_t kWidth = 5;
+  const auto layer = MakeEmbedding("e", kLength, kRows, kWidth);
+  CHECK(layer->input_size() == kLength);
+  CHECK(layer->output_size() == kLength * kWidth);
+  REQUIRE(layer->parameters().size() == 1);
+  Parameter& table = layer->parameters()[0];
+  CHECK(table.name == "e.weight");
+  CHECK(table.shape == std::vector<std::uint64_t>{kRows, kWidth});
+  const std::vector<float> values = GridNumbers(kRows * kWidth, 1);
+  std::copy(values.begin(), values.end(), table.value.data());
+  std::fill_n(table.gradient.data(), table.gradient.size(), 99.0F);
+  // Some rows more than once in a sample, row 4 never.
+  const std::vector<float> in = {0, 5, 5, 1, 2, 2, 2, 2, 3, 0, 5, 1};
+  const std::vector<float> weights = GridNumbers(kBatch * kLength * kWidth, 2);
+  std::vector<float> grad_out = weights;
+  std::vector<float> out(weights.size());
+  layer->Forward(kBatch, in.data(), out.data());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    CAPTURE(i);
+    CHECK(out[i] == values[static_cast<std::size_t>(in[i / kWidth]) * kWidth + i % kWidth]);
+  }
+  std::vector<float> grad_in(in.size(), 99.0F);
+  int handed_over = 0;
+  REQUIRE(layer
+              ->Backward(kBatch, in.data(), out.data(), grad_out.data(), grad_in.data(),
+                         [&](Parameter& p) {
+                           handed_over += &p == &table ? 1 : 100;
+                           return Status::Ok();
+                         })
+              .ok());
+  CHECK(handed_over == 1);
+  const std::size_t checked = CheckGradient(table.value.span(), table.gradient.span(),
+                                            [&] { return Objective(*layer, kBatch, in, weights); });
+  CHECK(checked == kRows * kWidth);
+  CHECK(grad_in == std::vector<float>(in.size(), 0.0F));
+}
+
 TEST_CASE("pooling hands a tie's gradient to one input only", "[trainer][gradient]") {
   const auto pool = MakeMaxPool(2, 2, 1);
   const std::vector<float> in = {0, 5, 5, 5};
@@ -149,7 +190,8 @@ TEST_CASE("pooling hands a tie's gradient to one input only", "[trainer][gradien
 
 TEST_CASE("an error while a gradient is handed over ends the layer's backward pass",
           "[trainer][gradient]") {
-  for (const auto& layer : {MakeDense("d", 2, 2, true), MakeConv("c", 2, 2, 1, 1, 1, true)}) {
+  for (const auto& layer : {MakeDense("d", 2, 2, true), MakeConv("c", 2, 2, 1, 1, 1, true),
+                            MakeEmbedding("e", 1, 2, 2)}) {
     std::vector<float> in(layer->input_size(), 1.0F);
     std::vector<float> out(layer->output_size(), 1.0F);
     std::vector<float> grad_out = out;

@@ -112,6 +112,27 @@ TEST_CASE("the program trains alone, repeats itself and writes a report", "[trai
   CHECK(ValueOf(again, "accuracy") == ValueOf(json, "accuracy"));
 }
 
+TEST_CASE("the program trains on texts and reports the loss on what it has not seen",
+          "[trainer][program]") {
+  const TempFolder folder;
+  const std::string sentence = "The quick brown fox jumps over the lazy dog.\n";
+  std::vector<std::byte> text;
+  for (int i = 0; i < 100; ++i) {
+    for (const char c : sentence) text.push_back(static_cast<std::byte>(c));
+  }
+  WriteFile(folder / "a", text);
+  const Finished run = RunTrainer(
+      "--standalone --model charlm --batch 16 --steps 100 --progress-every 0 --data-dir " +
+      folder.path() + " --json " + (folder / "run.json"));
+  CAPTURE(run.output);
+  REQUIRE(run.exit_code == 0);
+  const std::string json = ReadText(folder / "run.json");
+  CHECK(ValueOf(json, "model") == "\"charlm\"");
+  CHECK(std::stod(ValueOf(json, "test_loss")) < 0.1 * std::stod(ValueOf(json, "first_loss")));
+  CHECK(std::stod(ValueOf(json, "accuracy")) > 0.9);
+  CHECK(run.output.find("perplexity") != std::string::npos);
+}
+
 TEST_CASE("the program takes its seed from the configuration", "[trainer][program]") {
   const TempFolder folder;
   WriteDataset(folder);
@@ -137,8 +158,9 @@ TEST_CASE("wrong usage ends with exit code 2 and says why", "[trainer][program]"
       {"--batch 0", "--batch"},
       {"--lr fast", "--lr"},
       {"--steps 1 --epochs 1", "--epochs"},
-      {"--standalone --model vgg" + data, "mlp and conv"},
+      {"--standalone --model vgg" + data, "mlp, conv and charlm"},
       {"--standalone --data-dir " + folder / "none", "dataset-fashion-mnist"},
+      {"--standalone --model charlm --data-dir " + folder / "none", "base-files"},
       {"--config " + folder / "none.yaml", "none.yaml"},
       {"--set job.worker=2", "job.worker"},
       {"--set job.workers=2" + data, "GRADWIRE_RANK"},

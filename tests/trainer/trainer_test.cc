@@ -15,6 +15,7 @@
 #include "tests/trainer/fake_clients.h"
 #include "worker/trainer/local_client.h"
 #include "worker/trainer/schedule.h"
+#include "worker/trainer/text.h"
 
 namespace gradwire::trainer {
 namespace {
@@ -39,6 +40,21 @@ Dataset MakePatterns(std::size_t size) {
     }
   }
   return data;
+}
+
+/// `length` characters of random words out of eight, with spaces between them.
+Text MakeSentences(std::size_t length, std::uint64_t seed = 1) {
+  const std::vector<std::string> words = {"gradient", "worker", "server", "tensor",
+                                          "pushes",   "pulls",  "every",  "step"};
+  const std::string alphabet = " adeghiklnoprstuvwy";
+  CounterRng rng(seed);
+  std::vector<std::uint8_t> numbers;
+  while (numbers.size() < length) {
+    for (const char c : words[rng.NextBelow(words.size())] + " ") {
+      numbers.push_back(static_cast<std::uint8_t>(alphabet.find(c)));
+    }
+  }
+  return Text(std::move(numbers), alphabet.size(), 0);
 }
 
 /// Three dense layers, small.
@@ -231,7 +247,9 @@ TEST_CASE("training lowers the loss and the parameters repeat bit by bit", "[tra
       CHECK(report->steps == 300);
       CHECK(report->first_loss == losses[0]);
       CHECK(report->last_loss < 0.2 * report->first_loss);
-      CHECK(Evaluate(*model, data) > 0.95);
+      const TestResult test = Evaluate(*model, data);
+      CHECK(test.accuracy > 0.95);
+      CHECK(test.loss < 0.2 * report->first_loss);
       CHECK(report->digest == model->Digest());
       digests.push_back(report->digest);
     }
@@ -275,14 +293,17 @@ TEST_CASE("weights start with a variance of 2 over the fan-in", "[trainer][train
   for (const float b : model.parameters()[1]->value.span()) CHECK(b == 0.0F);
 }
 
+using MakeTrained = std::function<std::unique_ptr<Model>(std::size_t, std::uint64_t)>;
+
 struct Outcome {
   std::optional<Result<TrainReport>> report;
   std::unique_ptr<Model> model;
 };
 
-std::vector<Outcome> TrainTogether(std::uint32_t workers, const Dataset& data,
+std::vector<Outcome> TrainTogether(std::uint32_t workers, const Samples& data,
                                    const TrainOptions& options,
-                                   const std::function<void(AveragingClient&)>& prepare = {}) {
+                                   const std::function<void(AveragingClient&)>& prepare = {},
+                                   const MakeTrained& make = MakeSmall) {
   Meeting meeting(workers);
   std::vector<Outcome> outcomes(workers);
   std::vector<std::thread> threads;
@@ -291,7 +312,7 @@ std::vector<Outcome> TrainTogether(std::uint32_t workers, const Dataset& data,
       AveragingClient client(meeting, rank);
       if (prepare) prepare(client);
       // Other initial parameters on each rank: the broadcast has to make them equal.
-      outcomes[rank].model = MakeSmall(options.batch, 1 + rank);
+      outcomes[rank].model = make(options.batch, 1 + rank);
       outcomes[rank].report.emplace(Train(client, *outcomes[rank].model, data, options));
     });
   }
@@ -322,6 +343,42 @@ TEST_CASE("two workers equal one with twice the batch", "[trainer][workers]") {
     }
   }
   CHECK(worst < 1e-4);
+}
+
+TEST_CASE("the loss of a text falls far below what counting characters gives", "[trainer][text]") {
+  const Text text = MakeSentences(20000);
+  std::vector<double> counts(text.shape().classes);
+  for (std::size_t i = 0; i < text.size(); ++i) ++counts[text.label(i)];
+  double unigram_entropy = 0.0;
+  for (const double count : counts) {
+    const double share = count / static_cast<double>(text.size());
+    if (count > 0.0) unigram_entropy -= share * std::log(share);
+  }
+  const auto model = MakeModel(kTextModel, 1, kTextContext, text.shape().classes, 32, 1);
+  REQUIRE(model.ok());
+  RecordingClient client;
+  const auto report = Train(client, **model, text, Options(150, 32));
+  REQUIRE(report.ok());
+  CHECK(report->first_loss > unigram_entropy);
+  // Half would be near: a character inside a word is certain, and the first one a choice of eight.
+  CHECK(Evaluate(**model, MakeSentences(2000, 2)).loss < 0.6 * unigram_entropy);
+}
+
+TEST_CASE("two workers train a text to the same bits, again and again", "[trainer][text]") {
+  const Text text = MakeSentences(2000);
+  const auto make = [&](std::size_t max_batch, std::uint64_t seed) {
+    return MakeModel(kTextModel, 1, kTextContext, text.shape().classes, max_batch, seed).value();
+  };
+  std::vector<std::uint64_t> digests;
+  for (int run = 0; run < 2; ++run) {
+    for (const Outcome& outcome : TrainTogether(2, text, Options(5, 8), {}, make)) {
+      CAPTURE(outcome.report->status().message());
+      REQUIRE(outcome.report->ok());
+      CHECK((*outcome.report)->digest == outcome.model->Digest());
+      digests.push_back((*outcome.report)->digest);
+    }
+  }
+  CHECK(digests == std::vector<std::uint64_t>(4, digests[0]));
 }
 
 TEST_CASE("all ranks fail if one ends with other parameters", "[trainer][workers]") {
@@ -426,6 +483,7 @@ TEST_CASE("the report is written as JSON, with nulls for what is not there", "[t
   CHECK(json.find("\"model\": \"a\\\"b\\\\c\\u000ad\"") != std::string::npos);
   CHECK(json.find("\"first_loss\": null") != std::string::npos);
   CHECK(json.find("\"last_loss\": 0.5,") != std::string::npos);
+  CHECK(json.find("\"test_loss\": null") != std::string::npos);
   CHECK(json.find("\"accuracy\": null") != std::string::npos);
   CHECK(json.find("\"push_ratio\": null") != std::string::npos);
   CHECK(json.find("\"ccr\": null") != std::string::npos);
@@ -433,10 +491,11 @@ TEST_CASE("the report is written as JSON, with nulls for what is not there", "[t
   run.report.overlap.comm_ms = 3.0;
   run.report.overlap.compute_ms = 2.0;
   CHECK(ToJson(run).find("\"ccr\": 1.5,") != std::string::npos);
-  run.has_accuracy = true;
-  run.accuracy = 0.875;
+  run.has_test = true;
+  run.test = {0.5625, 0.875};
   run.report.gradients = {800, 900, 100, 300};
   const std::string full = ToJson(run);
+  CHECK(full.find("\"test_loss\": 0.5625") != std::string::npos);
   CHECK(full.find("\"accuracy\": 0.875") != std::string::npos);
   CHECK(full.find("\"push_ratio\": 8,") != std::string::npos);
   CHECK(full.find("\"pull_ratio\": 3,") != std::string::npos);

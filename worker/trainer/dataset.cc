@@ -100,7 +100,7 @@ Result<std::vector<std::byte>> ReadMaybeGzip(const std::string& path, std::size_
   }
 }
 
-void Dataset::Normalize(std::size_t index, std::span<float> output) const {
+void Dataset::Read(std::size_t index, std::span<float> output) const {
   const std::uint8_t* from = pixels.data() + index * sample_size();
   constexpr float kScale = 1.0F / (255.0F * kPixelDeviation);
   constexpr float kShift = kPixelMean / kPixelDeviation;

@@ -9,6 +9,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "worker/trainer/samples.h"
 
 namespace gradwire::trainer {
 
@@ -31,19 +32,18 @@ Result<IdxArray> ParseIdx(ByteView bytes, const std::string& origin);
 Result<std::vector<std::byte>> ReadMaybeGzip(const std::string& path, std::size_t max_bytes);
 
 /// Labelled images, in memory as bytes.
-struct Dataset {
+struct Dataset final : Samples {
   std::size_t height = 0;
   std::size_t width = 0;
   std::size_t classes = 0;
   std::vector<std::uint8_t> pixels;  // [size, height, width]
   std::vector<std::uint8_t> labels;  // [size], each below classes
 
-  std::size_t size() const { return labels.size(); }
-  std::size_t sample_size() const { return height * width; }
-
+  SampleShape shape() const override { return {height, width, classes}; }
+  std::size_t size() const override { return labels.size(); }
   /// Writes sample `index` as floats, (p / 255 - mean) / deviation with Fashion-MNIST's constants.
-  /// Shapes: output[sample_size()].
-  void Normalize(std::size_t index, std::span<float> output) const;
+  void Read(std::size_t index, std::span<float> output) const override;
+  std::uint8_t label(std::size_t index) const override { return labels[index]; }
 };
 
 /// Joins images and labels and keeps the first `limit` (0: all).

@@ -1,5 +1,6 @@
 #include "worker/trainer/layers.h"
 
+#include <algorithm>
 #include <array>
 #include <cassert>
 
@@ -147,6 +148,60 @@ class Conv final : public Layer {
   std::array<Parameter, 2> parameters_;
 };
 
+class Embedding final : public Layer {
+ public:
+  Embedding(const std::string& name, std::size_t length, std::size_t rows, std::size_t width)
+      : length_(length), width_(width) {
+    table_.name = name + ".weight";
+    table_.shape = {rows, width};
+    // Rows are picked, not summed: they start with a variance of 1, which is that of two inputs.
+    table_.fan_in = 2;
+    table_.value = FloatBuffer(rows * width);
+    table_.gradient = FloatBuffer(rows * width);
+    table_.velocity = FloatBuffer(rows * width);
+  }
+
+  std::span<Parameter> parameters() override { return {&table_, 1}; }
+  std::size_t input_size() const override { return length_; }
+  std::size_t output_size() const override { return length_ * width_; }
+
+  void Forward(std::size_t batch, const float* in, float* out) override {
+    for (std::size_t i = 0; i < batch * length_; ++i) {
+      std::copy_n(table_.value.data() + RowAt(in[i]), width_, out + i * width_);
+    }
+  }
+
+  Status Backward(std::size_t batch, const float* in, const float* out, float* grad_out,
+                  float* grad_in, const GradientReady& ready) override {
+    static_cast<void>(out);
+    std::fill_n(table_.gradient.data(), table_.gradient.size(), 0.0F);
+    for (std::size_t i = 0; i < batch * length_; ++i) {
+      float* row = table_.gradient.data() + RowAt(in[i]);
+      for (std::size_t k = 0; k < width_; ++k) row[k] += grad_out[i * width_ + k];
+    }
+    GRADWIRE_RETURN_IF_ERROR(ready(table_));
+    if (grad_in != nullptr) std::fill_n(grad_in, batch * length_, 0.0F);
+    return Status::Ok();
+  }
+
+  double ForwardFlops(std::size_t batch) const override {
+    static_cast<void>(batch);
+    return 0.0;
+  }
+
+ private:
+  /// Where the row of a number begins.
+  std::size_t RowAt(float number) const {
+    const std::size_t begin = static_cast<std::size_t>(number) * width_;
+    assert(begin < table_.value.size());
+    return begin;
+  }
+
+  const std::size_t length_;
+  const std::size_t width_;
+  Parameter table_;
+};
+
 class MaxPool final : public Layer {
  public:
   MaxPool(std::size_t height, std::size_t width, std::size_t channels)
@@ -199,6 +254,11 @@ std::unique_ptr<Layer> MakeConv(const std::string& name, std::size_t height, std
                                 std::size_t in_channels, std::size_t out_channels, std::size_t size,
                                 bool relu) {
   return std::make_unique<Conv>(name, height, width, in_channels, out_channels, size, relu);
+}
+
+std::unique_ptr<Layer> MakeEmbedding(const std::string& name, std::size_t length, std::size_t rows,
+                                     std::size_t width) {
+  return std::make_unique<Embedding>(name, length, rows, width);
 }
 
 std::unique_ptr<Layer> MakeMaxPool(std::size_t height, std::size_t width, std::size_t channels) {

@@ -67,6 +67,12 @@ std::unique_ptr<Layer> MakeConv(const std::string& name, std::size_t height, std
                                 std::size_t in_channels, std::size_t out_channels, std::size_t size,
                                 bool relu);
 
+/// A row of a table for each number in the input: in[batch, length] has integers from 0 to rows -
+/// 1, out[batch, length * width] their rows.  Parameter: <name>.weight[rows, width], its gradient
+/// dense. The input has no gradient: Backward gives zeros.
+std::unique_ptr<Layer> MakeEmbedding(const std::string& name, std::size_t length, std::size_t rows,
+                                     std::size_t width);
+
 /// Largest of each 2 x 2 square; height and width are even.
 std::unique_ptr<Layer> MakeMaxPool(std::size_t height, std::size_t width, std::size_t channels);
 

@@ -1,4 +1,5 @@
-// gradwire-train: trains a small network on Fashion-MNIST, alone or together with other workers.
+// gradwire-train: trains a small network on Fashion-MNIST or on text, alone or together with other
+// workers.
 
 #include <fmt/format.h>
 
@@ -9,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/log.h"
@@ -20,7 +22,9 @@
 #include "worker/trainer/kernels.h"
 #include "worker/trainer/local_client.h"
 #include "worker/trainer/model.h"
+#include "worker/trainer/samples.h"
 #include "worker/trainer/schedule.h"
+#include "worker/trainer/text.h"
 #include "worker/trainer/trainer.h"
 
 namespace gradwire::trainer {
@@ -30,7 +34,7 @@ struct Arguments {
   ProcessOptions process;
   bool standalone = false;
   std::string model = "mlp";
-  std::string data_dir = kDefaultDataDir;
+  std::optional<std::string> data_dir;
   std::size_t train_limit = 0;
   std::size_t test_limit = 0;
   std::optional<std::uint64_t> steps;
@@ -52,13 +56,17 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
   app.add_option("--rank", arguments.process.rank,
                  "this worker's number (else GRADWIRE_RANK or a launcher's)");
   app.add_flag("--standalone", arguments.standalone, "train alone, without any server");
-  app.add_option("--model", arguments.model, "mlp or conv")->capture_default_str();
-  app.add_option("--data-dir", arguments.data_dir, "folder with the Fashion-MNIST files")
-      ->capture_default_str();
-  app.add_option("--train-limit", arguments.train_limit, "use the first N training images; 0: all");
-  app.add_option("--test-limit", arguments.test_limit, "use the first N test images; 0: all");
+  app.add_option("--model", arguments.model, "mlp, conv or charlm (text)")->capture_default_str();
+  app.add_option(
+      "--data-dir", arguments.data_dir,
+      fmt::format("folder with the Fashion-MNIST files, or of charlm with texts; default "
+                  "{} or {}",
+                  kDefaultDataDir, kDefaultTextDir));
+  app.add_option("--train-limit", arguments.train_limit,
+                 "use the first N training samples; 0: all");
+  app.add_option("--test-limit", arguments.test_limit, "use the first N test samples; 0: all");
   CLI::Option* steps = app.add_option("--steps", arguments.steps, "steps to train");
-  app.add_option("--epochs", arguments.epochs, "passes over the training images")
+  app.add_option("--epochs", arguments.epochs, "passes over the training samples")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str()
       ->excludes(steps);
@@ -86,6 +94,20 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
   app.footer(
       "Exit codes: 0; 1 failed; 2 usage or configuration; 3 not started in time; 4 stalled;\n"
       "5 peer lost.");
+}
+
+/// What the model is trained or tested on.
+Result<std::unique_ptr<Samples>> LoadSamples(const Arguments& arguments, Split split) {
+  const std::size_t limit = split == Split::kTrain ? arguments.train_limit : arguments.test_limit;
+  if (arguments.model == kTextModel) {
+    Result<Text> text = LoadText(arguments.data_dir.value_or(kDefaultTextDir), split, limit);
+    GRADWIRE_RETURN_IF_ERROR(text.status());
+    return std::unique_ptr<Samples>(std::make_unique<Text>(std::move(*text)));
+  }
+  Result<Dataset> images =
+      LoadFashionMnist(arguments.data_dir.value_or(kDefaultDataDir), split, limit);
+  GRADWIRE_RETURN_IF_ERROR(images.status());
+  return std::unique_ptr<Samples>(std::make_unique<Dataset>(std::move(*images)));
 }
 
 int Fail(const Status& status, int exit_code) {
@@ -138,7 +160,8 @@ void PrintSummary(const RunSummary& run) {
         r.overlap.step_ms, r.overlap.exposed_ms, r.overlap.comm_ms, r.overlap.compute_ms,
         r.overlap.ccr());
   }
-  fmt::print("accuracy {:.4f}  seed {}  digest {:016x}\n", run.accuracy, run.seed, r.digest);
+  fmt::print("test loss {:.4f} (perplexity {:.3f})  accuracy {:.4f}  seed {}  digest {:016x}\n",
+             run.test.loss, std::exp(run.test.loss), run.test.accuracy, run.seed, r.digest);
   std::fflush(stdout);
 }
 
@@ -162,7 +185,8 @@ Status WriteJson(std::string path, const RunSummary& run) {
 int Main(int argc, char** argv) {
   InitLog(LogLevel::kInfo, LogFormat::kText, "worker");
   Arguments arguments;
-  CLI::App app("Trains a small network on Fashion-MNIST through Gradwire.", "gradwire-train");
+  CLI::App app("Trains a small network on Fashion-MNIST or text through Gradwire.",
+               "gradwire-train");
   AddOptions(app, arguments);
   try {
     app.parse(argc, argv);
@@ -188,15 +212,15 @@ int Main(int argc, char** argv) {
   InitLog(config.log.level, config.log.format, fmt::format("worker/{}", *rank));
   LogWarnings(*process);
 
-  const Result<Dataset> train =
-      LoadFashionMnist(arguments.data_dir, Split::kTrain, arguments.train_limit);
+  const Result<std::unique_ptr<Samples>> train = LoadSamples(arguments, Split::kTrain);
   if (!train.ok()) {
     const bool missing = train.status().code() == StatusCode::kNotFound;
     return Fail(train.status(), missing ? kExitUsage : kExitFailed);
   }
   const std::uint64_t seed = arguments.seed.value_or(config.job.seed);
-  Result<std::unique_ptr<Model>> model = MakeModel(arguments.model, train->height, train->width,
-                                                   train->classes, arguments.batch, seed);
+  const SampleShape shape = (*train)->shape();
+  Result<std::unique_ptr<Model>> model =
+      MakeModel(arguments.model, shape.height, shape.width, shape.classes, arguments.batch, seed);
   if (!model.ok()) return Fail(model.status(), kExitUsage);
 
   std::unique_ptr<Client> client;
@@ -211,7 +235,7 @@ int Main(int argc, char** argv) {
   }
 
   TrainOptions options;
-  options.steps = StepsOf(arguments, train->size(), client->num_workers());
+  options.steps = StepsOf(arguments, (*train)->size(), client->num_workers());
   options.batch = arguments.batch;
   options.rate = arguments.rate;
   options.momentum = arguments.momentum;
@@ -226,7 +250,7 @@ int Main(int argc, char** argv) {
                options.steps, seed, gradwire_nn_variant());
     std::fflush(stdout);
   }
-  Result<TrainReport> report = Train(*client, **model, *train, options);
+  Result<TrainReport> report = Train(*client, **model, **train, options);
   if (!report.ok()) return Fail(report.status(), ExitCodeOf(report.status(), /*started=*/true));
 
   RunSummary run;
@@ -245,11 +269,10 @@ int Main(int argc, char** argv) {
   const Status closed = client->Close();
   if (!closed.ok()) return Fail(closed, ExitCodeOf(closed, /*started=*/true));
   if (*rank == 0) {
-    const Result<Dataset> test =
-        LoadFashionMnist(arguments.data_dir, Split::kTest, arguments.test_limit);
+    const Result<std::unique_ptr<Samples>> test = LoadSamples(arguments, Split::kTest);
     if (!test.ok()) return Fail(test.status(), kExitFailed);
-    run.has_accuracy = true;
-    run.accuracy = Evaluate(**model, *test);
+    run.has_test = true;
+    run.test = Evaluate(**model, **test);
     PrintSummary(run);
   }
   const Status written = WriteJson(arguments.json_path, run);

@@ -106,8 +106,17 @@ Result<std::unique_ptr<Model>> MakeModel(const std::string& name, std::size_t he
     layers.push_back(MakeMaxPool(height / 2, width / 2, 32));
     layers.push_back(MakeDense("dense0", height / 4 * (width / 4) * 32, 128, true));
     layers.push_back(MakeDense("dense1", 128, classes, false));
+  } else if (name == kTextModel) {
+    constexpr std::size_t kWidth = 32;
+    constexpr std::size_t kHidden = 512;
+    const std::size_t length = height * width;
+    layers.push_back(MakeEmbedding("embed0", length, classes, kWidth));
+    layers.push_back(MakeDense("dense0", length * kWidth, kHidden, true));
+    layers.push_back(MakeDense("dense1", kHidden, kHidden, true));
+    layers.push_back(MakeDense("dense2", kHidden, classes, false));
   } else {
-    return InvalidArgument(fmt::format("no model \"{}\"; there are mlp and conv", name));
+    return InvalidArgument(
+        fmt::format("no model \"{}\"; there are mlp, conv and {}", name, kTextModel));
   }
   return std::make_unique<Model>(std::move(layers), max_batch, seed);
 }

@@ -69,10 +69,14 @@ class Model {
   std::vector<FloatBuffer> gradients_;  // of each layer's output
 };
 
-/// The models there are: "mlp" (dense 2048, dense 2048, dense 10; 5.8 million parameters) and
-/// "conv" (5x5 convolution to 16 channels, pool, 5x5 to 32, pool, dense 128, dense 10; 0.2
-/// million). Errors: InvalidArgument for another name, or a size of image that "conv" can't halve
-/// twice.
+/// The model that takes text; the others take images.
+inline constexpr const char* kTextModel = "charlm";
+
+/// The models there are: "mlp" (dense 2048, dense 2048, dense 10; 5.8 million parameters), "conv"
+/// (5x5 convolution to 16 channels, pool, 5x5 to 32, pool, dense 128, dense 10; 0.2 million), and
+/// kTextModel for text (embedding of 32 numbers a character, dense 512, dense 512, dense to the
+/// alphabet; 0.6 million), whose samples are width characters of `classes` kinds.
+/// Errors: InvalidArgument for another name, or a size of image that "conv" can't halve twice.
 Result<std::unique_ptr<Model>> MakeModel(const std::string& name, std::size_t height,
                                          std::size_t width, std::size_t classes,
                                          std::size_t max_batch, std::uint64_t seed);

@@ -83,7 +83,8 @@ std::string ToJson(const RunSummary& run) {
   json.Real("gflops", report.gflops());
   json.Real("first_loss", report.first_loss);
   json.Real("last_loss", report.last_loss);
-  json.RealOrNull("accuracy", run.accuracy, run.has_accuracy);
+  json.RealOrNull("test_loss", run.test.loss, run.has_test);
+  json.RealOrNull("accuracy", run.test.accuracy, run.has_test);
   Append(json, "gradient", gradients);
   json.RealOrNull("push_ratio", Ratio(gradients.raw_push_bytes, gradients.sent_bytes),
                   gradients.sent_bytes != 0);

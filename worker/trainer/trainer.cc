@@ -30,7 +30,7 @@ Volume Between(const ClientStats& before, const ClientStats& after) {
           after.traffic.received_bytes - before.traffic.received_bytes};
 }
 
-Status CheckOptions(const Client& client, const Model& model, const Dataset& data,
+Status CheckOptions(const Client& client, const Model& model, const Samples& data,
                     const TrainOptions& options) {
   if (options.batch == 0 || options.batch > model.max_batch()) {
     return InvalidArgument(
@@ -55,7 +55,7 @@ Status CheckOptions(const Client& client, const Model& model, const Dataset& dat
 /// One run; lives as long as Train.
 class Run {
  public:
-  Run(Client& client, Model& model, const Dataset& data, const TrainOptions& options)
+  Run(Client& client, Model& model, const Samples& data, const TrainOptions& options)
       : client_(client),
         model_(model),
         data_(data),
@@ -179,8 +179,8 @@ class Run {
     sampler_.Batch(step, indices_);
     const std::size_t size = data_.sample_size();
     for (std::size_t i = 0; i < indices_.size(); ++i) {
-      data_.Normalize(indices_[i], model_.input().subspan(i * size, size));
-      labels_[i] = data_.labels[indices_[i]];
+      data_.Read(indices_[i], model_.input().subspan(i * size, size));
+      labels_[i] = data_.label(indices_[i]);
     }
   }
 
@@ -282,7 +282,7 @@ class Run {
 
   Client& client_;
   Model& model_;
-  const Dataset& data_;
+  const Samples& data_;
   const TrainOptions& options_;
   const LearningRate rate_;
   BatchSampler sampler_;
@@ -306,25 +306,33 @@ class Run {
 
 }  // namespace
 
-Result<TrainReport> Train(Client& client, Model& model, const Dataset& data,
+Result<TrainReport> Train(Client& client, Model& model, const Samples& data,
                           const TrainOptions& options) {
   GRADWIRE_RETURN_IF_ERROR(CheckOptions(client, model, data, options));
   return Run(client, model, data, options).Go();
 }
 
-double Evaluate(Model& model, const Dataset& data) {
+TestResult Evaluate(Model& model, const Samples& data) {
+  TestResult result;
+  if (data.size() == 0) return result;
   std::size_t correct = 0;
+  std::vector<std::uint8_t> labels(model.max_batch());
   const std::size_t size = data.sample_size();
   for (std::size_t first = 0; first < data.size(); first += model.max_batch()) {
     const std::size_t count = std::min(model.max_batch(), data.size() - first);
     for (std::size_t i = 0; i < count; ++i) {
-      data.Normalize(first + i, model.input().subspan(i * size, size));
+      data.Read(first + i, model.input().subspan(i * size, size));
+      labels[i] = data.label(first + i);
     }
     // Nothing is pending, so the callback has nothing to do and Forward can't fail.
     static_cast<void>(model.Forward(count, [](std::size_t) { return Status::Ok(); }));
-    correct += model.Loss(std::span(data.labels).subspan(first, count)).correct;
+    const BatchResult batch = model.Loss(std::span(labels).first(count));
+    result.loss += batch.loss * static_cast<double>(count);
+    correct += batch.correct;
   }
-  return data.size() == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(data.size());
+  result.loss /= static_cast<double>(data.size());
+  result.accuracy = static_cast<double>(correct) / static_cast<double>(data.size());
+  return result;
 }
 
 }  // namespace gradwire::trainer

@@ -9,6 +9,7 @@
 #include "worker/client/client.h"
 #include "worker/trainer/dataset.h"
 #include "worker/trainer/model.h"
+#include "worker/trainer/samples.h"
 
 namespace gradwire::trainer {
 
@@ -90,11 +91,17 @@ struct TrainReport {
 /// Errors: InvalidArgument for options that make no sense; the client's; Internal if the ranks'
 /// final parameters differ. After an error the client's handles are waited for before the return,
 /// because the client may still read the model's memory.
-Result<TrainReport> Train(Client& client, Model& model, const Dataset& data,
+Result<TrainReport> Train(Client& client, Model& model, const Samples& data,
                           const TrainOptions& options);
 
-/// Share of samples that the model classifies right.
-double Evaluate(Model& model, const Dataset& data);
+/// How well a model guesses labels.
+struct TestResult {
+  double loss = 0.0;      // mean cross entropy, in nats a sample
+  double accuracy = 0.0;  // share of samples whose label is the likeliest
+};
+
+/// Tests a model on all samples; zeros if there are none.
+TestResult Evaluate(Model& model, const Samples& data);
 
 /// A run as it is written to the --json file.
 struct RunSummary {
@@ -108,8 +115,8 @@ struct RunSummary {
   std::string kernels;  // which build of the kernels ran
   std::string uplink;   // compressors as configured
   std::string downlink;
-  bool has_accuracy = false;  // rank 0 only
-  double accuracy = 0.0;
+  bool has_test = false;  // rank 0 only
+  TestResult test;
   TrainReport report;
 };
 
@@ -118,11 +125,11 @@ struct RunSummary {
 ///   uplink, downlink (compressors as configured)
 ///   steps, seconds (gradient rounds only), steps_per_second
 ///   compute_seconds, wait_seconds, hand_over_seconds, gflops
-///   first_loss, last_loss (mean of the last 100 steps at most), accuracy (share of the test set;
-///   null but on rank 0)
-///   gradient_raw_push_bytes, gradient_raw_pull_bytes, gradient_sent_bytes, gradient_received_bytes
-///   push_ratio, pull_ratio (raw over wire bytes; null if nothing went over a wire)
-///   broadcast_raw_push_bytes, broadcast_raw_pull_bytes, broadcast_sent_bytes,
+///   first_loss, last_loss (mean of the last 100 steps at most), test_loss (mean over the test set)
+///   and accuracy (share of the test set that is right), both null but on rank 0; losses are in
+///   nats gradient_raw_push_bytes, gradient_raw_pull_bytes, gradient_sent_bytes,
+///   gradient_received_bytes push_ratio, pull_ratio (raw over wire bytes; null if nothing went over
+///   a wire) broadcast_raw_push_bytes, broadcast_raw_pull_bytes, broadcast_sent_bytes,
 ///   broadcast_received_bytes, broadcast_seconds (initial parameters)
 ///   skipped_updates, nonfinite_units
 ///   step_ms, comm_ms, compute_ms, exposed_ms, ccr (means of the last 16 steps, docs/operations.md;
