@@ -191,10 +191,14 @@ template <typename Format, bool kAdd>
 void DecodeCastAs(const std::byte* HWY_RESTRICT bytes, std::size_t count, float* HWY_RESTRICT out) {
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
-  for (; i + N <= count; i += N) {
-    V value = Format::LoadVector(bytes + i * Format::kBytes);
-    if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i), value);
-    hn::StoreU(value, d, out + i);
+  constexpr std::size_t kUnrolled = 4;
+  for (; i + kUnrolled * N <= count; i += kUnrolled * N) {
+    for (std::size_t v = 0; v < kUnrolled; ++v) {
+      const std::size_t at = i + v * N;
+      V value = Format::LoadVector(bytes + at * Format::kBytes);
+      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + at), value);
+      hn::StoreU(value, d, out + at);
+    }
   }
 #endif
   for (; i < count; ++i) {

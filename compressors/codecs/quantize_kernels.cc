@@ -281,11 +281,15 @@ void DecodeInt8As(const std::byte* HWY_RESTRICT levels, float scale, std::size_t
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
   const V scales = hn::Set(d, scale);
-  for (; i + N <= count; i += N) {
-    const VI level = hn::PromoteTo(di, LoadBytes(D8(), levels + i));
-    V value = hn::Mul(hn::ConvertTo(d, level), scales);
-    if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i), value);
-    hn::StoreU(value, d, out + i);
+  constexpr std::size_t kUnrolled = 4;
+  for (; i + kUnrolled * N <= count; i += kUnrolled * N) {
+    for (std::size_t v = 0; v < kUnrolled; ++v) {
+      const std::size_t at = i + v * N;
+      const VI level = hn::PromoteTo(di, LoadBytes(D8(), levels + at));
+      V value = hn::Mul(hn::ConvertTo(d, level), scales);
+      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + at), value);
+      hn::StoreU(value, d, out + at);
+    }
   }
 #endif
   for (; i < count; ++i) {
