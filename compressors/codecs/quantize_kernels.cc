@@ -8,7 +8,6 @@
 #define HWY_TARGET_INCLUDE "compressors/codecs/quantize_kernels.cc"
 #include <hwy/foreach_target.h>
 //
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -193,14 +192,15 @@ std::uint32_t LargestMagnitude(const float* input, const float* residual, float 
 // the rounded number; subtracting it again gives the number.
 constexpr float kRounder = 0x1.8p23F;
 
-constexpr std::size_t kLine = 16;  // floats of a cache line
-
 template <Kept kKept, bool kStochastic>
-void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
-                  float scale, float inverse, const DrawKey& key, std::size_t first,
-                  std::size_t count, std::byte* HWY_RESTRICT levels) {
+std::uint32_t EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
+                           float alpha, float scale, float inverse, const DrawKey& key,
+                           std::size_t first, std::size_t count, std::byte* HWY_RESTRICT levels,
+                           std::size_t ahead) {
   constexpr bool kFeedback = kKept != Kept::kNothing;
   std::size_t i = 0;
+  std::size_t seen = 0;  // of those ahead
+  std::uint32_t largest = 0;
 #if GRADWIRE_VECTORS
   const V weight = hn::Set(d, alpha);
   const V scales = hn::Set(d, scale);
@@ -233,20 +233,25 @@ void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
       }
     }
   } else {
+    // What is ahead comes from memory while this block is in the first-level cache.
+    VI most = hn::Zero(di);
     // No clamp: |y| is at most 127 and a few units in the last place.
     for (; i + kPacked * N <= count; i += kPacked * N) {
+      if (i + kPacked * N <= ahead) {
+        for (std::size_t v = 0; v < kPacked; ++v) {
+          const V q = LoadQ<kKept>(input, residual, weight, count + i + v * N);
+          most = hn::Max(most, MagnitudeBits(q));
+        }
+        seen = i + kPacked * N;
+      }
       for (std::size_t v = 0; v < kPacked; ++v) {
         const std::size_t at = i + v * N;
-        // The next block comes from memory while this one is in the first-level cache.
-        if (at % kLine == 0) {
-          hwy::Prefetch(input + at + count);
-          if constexpr (kFeedback) hwy::Prefetch(residual + at + count);
-        }
         const V q = LoadQ<kKept>(input, residual, weight, at);
         packed[v] = put(q, hn::Add(hn::Mul(q, inverses), rounder), at);
       }
       StoreLowBytes(packed, levels + i);
     }
+    largest = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, most)));
   }
 #endif
   for (; i < count; ++i) {
@@ -263,15 +268,20 @@ void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
     levels[i] = static_cast<std::byte>(level);
     if constexpr (kFeedback) residual[i] = q - static_cast<float>(level) * scale;
   }
+  if (seen == ahead) return largest;
+  const float* const left = kFeedback ? residual + count + seen : nullptr;
+  return std::max(largest,
+                  LargestMagnitudeAs<kKept>(input + count + seen, left, alpha, ahead - seen));
 }
 
-void EncodeInt8(const float* input, float* residual, float alpha, float scale, float inverse,
-                const Int8Rounding& rounding, std::size_t first, std::size_t count,
-                std::byte* levels) {
-  WithKept(residual, alpha, [=, &rounding]<Kept kKept>() {
+std::uint32_t EncodeInt8(const float* input, float* residual, float alpha, float scale,
+                         float inverse, const Int8Rounding& rounding, std::size_t first,
+                         std::size_t count, std::byte* levels, std::size_t ahead) {
+  return WithKept(residual, alpha, [=, &rounding]<Kept kKept>() {
     const auto encode =
         rounding.stochastic ? EncodeInt8As<kKept, true> : EncodeInt8As<kKept, false>;
-    encode(input, residual, alpha, scale, inverse, rounding.key, first, count, levels);
+    return encode(input, residual, alpha, scale, inverse, rounding.key, first, count, levels,
+                  ahead);
   });
 }
 
@@ -823,11 +833,11 @@ std::uint32_t LargestMagnitude(const float* input, const float* residual, float 
   return HWY_DYNAMIC_DISPATCH(LargestMagnitude)(input, residual, alpha, count);
 }
 
-void EncodeInt8(const float* input, float* residual, float alpha, float scale, float inverse,
-                const Int8Rounding& rounding, std::size_t first, std::size_t count,
-                std::byte* levels) {
-  HWY_DYNAMIC_DISPATCH(EncodeInt8)
-  (input, residual, alpha, scale, inverse, rounding, first, count, levels);
+std::uint32_t EncodeInt8(const float* input, float* residual, float alpha, float scale,
+                         float inverse, const Int8Rounding& rounding, std::size_t first,
+                         std::size_t count, std::byte* levels, std::size_t ahead) {
+  return HWY_DYNAMIC_DISPATCH(EncodeInt8)(input, residual, alpha, scale, inverse, rounding, first,
+                                          count, levels, ahead);
 }
 
 void DecodeInt8(const std::byte* levels, float scale, std::size_t count, float* out) {
