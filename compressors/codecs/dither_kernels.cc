@@ -313,15 +313,20 @@ class Packer {
     }
   }
 
-  HWY_INLINE void Store(const VU* codes, std::byte* to) const {
-    if constexpr (kWide) {
-      StorePart(InOrder(Pairs(codes[0], codes[1])), to);
-      StorePart(InOrder(Pairs(codes[2], codes[3])), to + N * bits_ / 4);
-    } else {
-      const auto low = Pairs(codes[0], codes[1]);
-      const auto high = Pairs(codes[2], codes[3]);
-      StorePart(InOrder(hn::Or(low, hn::ShiftLeft<8>(high))), to);
-    }
+  /// Codes on their way: packing takes long enough that the next ones can be made meanwhile.
+  struct Waiting {
+    V16 parts[kWide ? 2 : 1];
+  };
+
+  HWY_INLINE Waiting Mix(const VU* codes) const {
+    const V16 low = Pairs(codes[0], codes[1]);
+    const V16 high = Pairs(codes[2], codes[3]);
+    if constexpr (kWide) return {{low, high}};
+    return {{hn::Or(low, hn::ShiftLeft<8>(high))}};
+  }
+  HWY_INLINE void Store(const Waiting& mixed, std::byte* to) const {
+    StorePart(InOrder(mixed.parts[0]), to);
+    if constexpr (kWide) StorePart(InOrder(mixed.parts[1]), to + N * bits_ / 4);
   }
 
  private:
@@ -530,6 +535,8 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
   for (std::size_t w = 0; w < kWords; ++w) {
     products[w] = DrawProducts(static_cast<std::uint32_t>(first / 2 + w * N), key);
   }
+  typename Packer<kWide>::Waiting waiting;
+  std::byte* to = nullptr;  // where they go
   for (; i + kStep <= count && (i + kStep) * bits / 8 + kPackerSlack <= bytes.size(); i += kStep) {
     VU codes[kVectors];
     const auto leave = [&](V value, std::size_t v) HWY_ATTR {
@@ -551,9 +558,12 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
       leave(high_values, high);
     }
     for (std::size_t v = 0; v < kVectors; v += kPacked) {
-      packer.Store(codes + v, bytes.data() + (i + v * N) * bits / 8);
+      if (to != nullptr) packer.Store(waiting, to);
+      waiting = packer.Mix(codes + v);
+      to = bytes.data() + (i + v * N) * bits / 8;
     }
   }
+  if (to != nullptr) packer.Store(waiting, to);
 #endif
   for (; i < count; i += kCodesTogether) {
     const std::size_t together = std::min(kCodesTogether, count - i);
