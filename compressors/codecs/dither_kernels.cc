@@ -535,6 +535,14 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
   for (std::size_t w = 0; w < kWords; ++w) {
     products[w] = DrawProducts(static_cast<std::uint32_t>(first / 2 + w * N), key);
   }
+  VU mixes[kWords];
+  const auto draw = [&]() HWY_ATTR {
+    for (std::size_t w = 0; w < kWords; ++w) {
+      mixes[w] = DrawMixes(products[w], draw_vectors);
+      products[w] = hn::Add(products[w], next);
+    }
+  };
+  draw();
   typename Packer<kWide>::Waiting waiting;
   std::byte* to = nullptr;  // where they go
   for (; i + kStep <= count && (i + kStep) * bits / 8 + kPackerSlack <= bytes.size(); i += kStep) {
@@ -546,17 +554,16 @@ void EncodeAs(const Levels& levels, unsigned bits, const float* q, float* left, 
       }
     };
     for (std::size_t w = 0; w < kWords; ++w) {
-      const VU mixes = DrawMixes(products[w], draw_vectors);
-      products[w] = hn::Add(products[w], next);
       const std::size_t low = w / kHalfGroup * 2 * kHalfGroup + w % kHalfGroup;
       const std::size_t high = low + kHalfGroup;
       const V low_values = hn::LoadU(d, q + i + low * N);
       const V high_values = hn::LoadU(d, q + i + high * N);
-      codes[low] = levels.template Codes<true>(low_values, mixes);
-      codes[high] = levels.template Codes<false>(high_values, mixes);
+      codes[low] = levels.template Codes<true>(low_values, mixes[w]);
+      codes[high] = levels.template Codes<false>(high_values, mixes[w]);
       leave(low_values, low);
       leave(high_values, high);
     }
+    draw();
     for (std::size_t v = 0; v < kVectors; v += kPacked) {
       if (to != nullptr) packer.Store(waiting, to);
       waiting = packer.Mix(codes + v);
