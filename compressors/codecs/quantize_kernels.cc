@@ -27,35 +27,9 @@ inline std::uint32_t MagnitudeBits(float value) {
   return std::bit_cast<std::uint32_t>(value) & kMagnitude;
 }
 
-/// What q has beside the input. Without a learning rate or a loss scale alpha is 1, and not to
-/// multiply by it gives the same bits.
-enum class Kept { kNothing, kAsIs, kWeighted };
-
-template <Kept kKept>
-float LoadQ(const float* input, const float* residual, float alpha, std::size_t i) {
-  if constexpr (kKept == Kept::kNothing) return input[i];
-  return input[i] + (kKept == Kept::kAsIs ? residual[i] : alpha * residual[i]);
-}
-
-/// Calls body.operator()<kKept>() with what a residual (or null) and alpha make it.
-template <typename Body>
-auto WithKept(const float* residual, float alpha, const Body& body) {
-  if (residual == nullptr) return body.template operator()<Kept::kNothing>();
-  if (alpha == 1) return body.template operator()<Kept::kAsIs>();
-  return body.template operator()<Kept::kWeighted>();
-}
-
 #if GRADWIRE_VECTORS
 using D8 = hn::Rebind<std::int8_t, D>;
 using VI = hn::Vec<DI>;
-
-template <Kept kKept>
-HWY_INLINE V LoadQ(const float* input, const float* residual, V weight, std::size_t at) {
-  const V q = hn::LoadU(d, input + at);
-  if constexpr (kKept == Kept::kNothing) return q;
-  const V e = hn::LoadU(d, residual + at);
-  return hn::Add(q, kKept == Kept::kAsIs ? e : hn::Mul(weight, e));
-}
 
 HWY_INLINE VI MagnitudeBits(V q) {
   return hn::And(hn::BitCast(di, q), hn::Set(di, static_cast<std::int32_t>(kMagnitude)));
