@@ -69,6 +69,8 @@ struct Config {
   } partition;
 
   CompressionRules compression;
+  /// Who updates parameters: a method of compressors/methods, or "none", the caller.
+  CompressorSpec method;
   Plugins plugins;
   /// Every compressor that this configuration may name. Lives as long as any copy of it.
   const CompressorRegistry& compressors() const {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/config/text.h"
+#include "compressors/methods/method.h"
 #include "compressors/plugin/plugins.h"
 #include "compressors/registry.h"
 
@@ -558,6 +559,21 @@ std::string FormatRules(const Config& config) {
   return text + "]";
 }
 
+// ---- Method -------------------------------------------------------------------------------------
+
+constexpr const char* kMethodExpected = "none or a method such as clan or lans(beta1=0.95)";
+
+Status SetMethod(const YAML::Node& value, Config& config) {
+  if (!value.IsScalar()) return Wrong(value, kMethodExpected);
+  auto spec = ParseMethodSpec(value.Scalar());
+  const Status status = spec.ok() ? CheckMethodSpec(*spec) : spec.status();
+  if (!status.ok()) {
+    return InvalidArgument(fmt::format("is {}: {}", Show(value), status.message()));
+  }
+  config.method = std::move(*spec);
+  return Status::Ok();
+}
+
 // ---- Plug-ins ----------------------------------------------------------------------------------
 
 constexpr std::size_t kMaxPlugins = 64;
@@ -653,7 +669,13 @@ std::vector<Key> MakeKeys() {
   rules.print = FormatRules;
   add(rules);
 
-  add(FutureKey("method", "none", "adaptive methods are"));
+  Key method;
+  method.path = "method";
+  method.expected = kMethodExpected;
+  method.is_shared = true;
+  method.set = SetMethod;
+  method.print = [](const Config& config) { return ToString(config.method); };
+  add(method);
   Key plugins;
   plugins.path = kPluginsKey;
   plugins.expected = kPluginsExpected;

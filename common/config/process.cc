@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/config/aliases.h"
 #include "common/config/keys.h"
+#include "compressors/methods/method.h"
 
 namespace gradwire {
 namespace {
@@ -203,6 +204,11 @@ Status CheckTogether(const Config& config, const Sources& sources) {
           fmt::format("{} is {}, but compression.filter.type is {}, expected covap", path,
                       show(path), show("compression.filter.type")));
     }
+  }
+  const auto method = JobMethodTraits(config.method, config.compression);
+  if (!method.ok()) {
+    return InvalidArgument(
+        fmt::format("method is {}: {}", show("method"), method.status().message()));
   }
   return Status::Ok();
 }

@@ -108,8 +108,9 @@ double ResidualWeight(const GradientScale& then, const GradientScale& now);
 /// stored residual becomes explicit.
 void BringToScale(const Compressor& codec, const GradientScale& now, Residual& residual);
 
-/// After a server's encode pass found an overflow in the sum: gives the residual back what it held
-/// before, e <- q - input (to rounding). The residual is explicit, as Encode leaves it then.
+/// After a void round: gives the residual back what it held before the encode pass, e <- q - input
+/// (to rounding), so that nothing of the input stays. The residual is explicit, as Encode or Undo
+/// leaves it then.
 void RestoreAfterVoidRound(BlockSource& input, Residual& residual);
 
 }  // namespace gradwire

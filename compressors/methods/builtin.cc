@@ -19,6 +19,80 @@ ParameterInfo Number(std::string name, std::string default_value, double min, do
   return info;
 }
 
+Result<const MethodInfo*> FindMethod(const CompressorSpec& spec) {
+  std::vector<std::string> names;
+  for (const MethodInfo& known : Methods()) {
+    if (known.name == spec.name) return &known;
+    names.push_back(known.name);
+  }
+  return NotFound(
+      fmt::format("no method is named '{}'{}", spec.name, NearestHint(spec.name, names)));
+}
+
+bool HasWarmup(const MethodInfo& info) {
+  return std::any_of(info.parameters.begin(), info.parameters.end(),
+                     [](const auto& p) { return p.name == "freeze_step"; });
+}
+
+Result<Parameters> CheckedParameters(const MethodInfo& info, const CompressorSpec& spec) {
+  auto parameters =
+      CheckParameters(fmt::format("method {}", spec.name), info.parameters, spec.parameters);
+  if (!parameters.ok()) return parameters;
+  if (parameters->Has("norm_low") && parameters->Has("norm_high") &&
+      parameters->Number("norm_low") > parameters->Number("norm_high")) {
+    return InvalidArgument(fmt::format("method {} has norm_low {}, expected at most norm_high {}",
+                                       spec.name, parameters->Text("norm_low"),
+                                       parameters->Text("norm_high")));
+  }
+  return parameters;
+}
+
+/// True if anything of the job is compressed after the warm-up.
+bool Compresses(const CompressionRules& job) {
+  const auto compresses = [](const LinkCompression& link) {
+    return link.compressor.name != "none";
+  };
+  return compresses(job.uplink) || compresses(job.downlink) ||
+         std::any_of(job.rules.begin(), job.rules.end(), [&](const TensorRule& rule) {
+           return (rule.uplink && compresses(*rule.uplink)) ||
+                  (rule.downlink && compresses(*rule.downlink));
+         });
+}
+
+/// Errors: InvalidArgument where the method and what the job does to what it sends don't go
+/// together.
+Status CheckJob(std::string_view name, const MethodTraits& traits, const CompressionRules& job) {
+  if (traits.needs_two_way) {
+    const bool misses_up = job.uplink.compressor.name == "none";
+    if (misses_up || job.downlink.compressor.name == "none") {
+      return InvalidArgument(fmt::format(
+          "method {} wants a compressor in both directions, and compression.{}.compressor is none; "
+          "method lans does without",
+          name, misses_up ? "uplink" : "downlink"));
+    }
+  }
+  const bool is_filtered = job.filter.type == FilterType::kCovap;
+  if (is_filtered && traits.pushes_state) {
+    return InvalidArgument(fmt::format(
+        "method {} sends momenta, and compression.filter.type is covap, which would send the sum "
+        "of those it has held back; expected none",
+        name));
+  }
+  if (is_filtered && traits.needs_skip && job.filter.inactive == FilterInactive::kZeroFill) {
+    return InvalidArgument(fmt::format(
+        "method {} shrinks parameters whose gradient is zero, and compression.filter.inactive is "
+        "zero_fill, which gives zeros where the filter sends nothing; expected skip",
+        name));
+  }
+  if (traits.freeze_step > 0 && Compresses(job) && traits.freeze_step != job.warmup_steps) {
+    return InvalidArgument(fmt::format(
+        "freeze_step of method {} is {}, expected compression.warmup_steps, which is {}: what is "
+        "frozen is learned without compression",
+        name, traits.freeze_step, job.warmup_steps));
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 ParameterInfo Beta1Parameter() {
@@ -73,57 +147,46 @@ Result<CompressorSpec> ParseMethodSpec(std::string_view text) {
 }
 
 Result<std::unique_ptr<const Method>> CreateMethod(const CompressorSpec& spec,
-                                                   const JobCompression* job) {
-  const std::vector<MethodInfo>& methods = Methods();
-  const auto info = std::find_if(methods.begin(), methods.end(),
-                                 [&](const MethodInfo& m) { return m.name == spec.name; });
-  if (info == methods.end()) {
-    std::vector<std::string> names;
-    for (const MethodInfo& known : methods) names.push_back(known.name);
-    return NotFound(
-        fmt::format("no method is named '{}'{}", spec.name, NearestHint(spec.name, names)));
-  }
-  auto given = spec.parameters;
-  const bool has_phases = std::any_of(info->parameters.begin(), info->parameters.end(),
-                                      [](const auto& p) { return p.name == "freeze_step"; });
-  if (has_phases && given.count("freeze_step") == 0) {
+                                                   const CompressionRules* job) {
+  const auto info = FindMethod(spec);
+  if (!info.ok()) return info.status();
+  CompressorSpec given = spec;
+  if (HasWarmup(**info) && given.parameters.count("freeze_step") == 0) {
     if (job == nullptr || job->warmup_steps == 0) {
       return InvalidArgument(fmt::format(
           "method {} has no freeze_step, expected the first step after its warm-up, which is "
           "compression.warmup_steps",
           spec.name));
     }
-    given["freeze_step"] = fmt::format("{}", job->warmup_steps);
+    given.parameters["freeze_step"] = fmt::format("{}", job->warmup_steps);
   }
-  const auto parameters =
-      CheckParameters(fmt::format("method {}", spec.name), info->parameters, given);
+  const auto parameters = CheckedParameters(**info, given);
   if (!parameters.ok()) return parameters.status();
-  if (parameters->Has("norm_low") && parameters->Has("norm_high") &&
-      parameters->Number("norm_low") > parameters->Number("norm_high")) {
-    return InvalidArgument(fmt::format("method {} has norm_low {}, expected at most norm_high {}",
-                                       spec.name, parameters->Text("norm_low"),
-                                       parameters->Text("norm_high")));
-  }
-  auto method = info->create(*parameters);
+  auto method = (*info)->create(*parameters);
   if (!method.ok() || job == nullptr) return method;
-  const MethodTraits traits = method.value()->traits();
-  if (traits.needs_two_way) {
-    const bool misses_up = job->uplink.name == "none";
-    if (misses_up || job->downlink.name == "none") {
-      return InvalidArgument(fmt::format(
-          "method {} wants a compressor in both directions, and compression.{}.compressor is none; "
-          "method lans does without",
-          spec.name, misses_up ? "uplink" : "downlink"));
-    }
-  }
-  const bool compresses = job->uplink.name != "none" || job->downlink.name != "none";
-  if (traits.freeze_step > 0 && compresses && traits.freeze_step != job->warmup_steps) {
-    return InvalidArgument(fmt::format(
-        "freeze_step of method {} is {}, expected compression.warmup_steps, which is {}: what is "
-        "frozen is learned without compression",
-        spec.name, traits.freeze_step, job->warmup_steps));
-  }
+  GRADWIRE_RETURN_IF_ERROR(CheckJob(spec.name, method.value()->traits(), *job));
   return method;
+}
+
+Status CheckMethodSpec(const CompressorSpec& spec) {
+  if (spec.name == kNoMethod) {
+    if (spec.parameters.empty()) return Status::Ok();
+    return InvalidArgument(fmt::format("method none has the parameter {}, expected none",
+                                       spec.parameters.begin()->first));
+  }
+  const auto info = FindMethod(spec);
+  if (!info.ok()) return info.status();
+  return CheckedParameters(**info, spec).status();
+}
+
+Result<MethodTraits> JobMethodTraits(const CompressorSpec& spec, const CompressionRules& job) {
+  if (spec.name == kNoMethod) {
+    GRADWIRE_RETURN_IF_ERROR(CheckMethodSpec(spec));
+    return MethodTraits{};
+  }
+  const auto method = CreateMethod(spec, &job);
+  if (!method.ok()) return method.status();
+  return method.value()->traits();
 }
 
 }  // namespace gradwire

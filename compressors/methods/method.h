@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "compressors/compression_rules.h"
 #include "compressors/registry.h"
 
 namespace gradwire {
@@ -74,20 +75,25 @@ struct MethodInfo {
 /// The methods of this build: sgd adamw lamb lans clan dist_ef_sgdm onebit_adam onebit_lamb.
 const std::vector<MethodInfo>& Methods();
 
-/// What a job does to what a method sends.
-struct JobCompression {
-  CompressorSpec uplink;
-  CompressorSpec downlink;
-  std::uint64_t warmup_steps = 0;  // without compression
-};
-
-/// Checks a spec and makes the method. `job` is null where the method is used without one; with one
-/// freeze_step may be left out and is then the job's warmup_steps.
+/// Checks a spec and makes the method. `job`, what a job does to what the method sends, is null
+/// where the method is used without one; with one freeze_step may be left out and is then the job's
+/// warmup_steps.
 /// Errors: NotFound with the nearest name; InvalidArgument for a parameter (as CheckParameters),
-/// for a freeze_step that is missing or differs from the job's warmup_steps, and for a method that
-/// needs a compressor in both directions and has none in one of them.
+/// for a freeze_step that is missing or differs from the job's warmup_steps, for a method that
+/// needs a compressor in both directions and has none in one of them, and for one that does not go
+/// with the job's filter.
 Result<std::unique_ptr<const Method>> CreateMethod(const CompressorSpec& spec,
-                                                   const JobCompression* job);
+                                                   const CompressionRules* job);
+
+/// The method of a job that leaves updates to its caller.
+inline constexpr std::string_view kNoMethod = "none";
+
+/// Of a setting `method:`, none or a spec, what can be said without the rest of the job.
+/// Errors: as CreateMethod for name and parameters.
+Status CheckMethodSpec(const CompressorSpec& spec);
+
+/// What a job must know of its method, none or a spec.  Errors: as CreateMethod.
+Result<MethodTraits> JobMethodTraits(const CompressorSpec& spec, const CompressionRules& job);
 
 /// Reads "lans(beta1=0.95)". Errors: InvalidArgument for text that is not name or
 /// name(key=value,...).

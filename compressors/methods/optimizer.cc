@@ -23,7 +23,7 @@ Status Damaged(std::string_view what) { return CorruptData(fmt::format("{}: {}",
 }  // namespace
 
 Result<std::unique_ptr<Optimizer>> Optimizer::Create(std::string_view written_spec,
-                                                     const JobCompression* job) {
+                                                     const CompressionRules* job) {
   const auto spec = ParseMethodSpec(written_spec);
   if (!spec.ok()) return spec.status();
   auto method = CreateMethod(*spec, job);

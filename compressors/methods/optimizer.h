@@ -37,7 +37,7 @@ class Optimizer {
   /// `written_spec`: "lans(beta1=0.95)"; `job`: null without one.  Errors: as ParseMethodSpec and
   /// CreateMethod.
   static Result<std::unique_ptr<Optimizer>> Create(std::string_view written_spec,
-                                                   const JobCompression* job);
+                                                   const CompressionRules* job);
 
   const std::string& name() const { return name_; }
   MethodTraits traits() const { return method_->traits(); }

@@ -265,8 +265,6 @@ TEST_CASE("keys of features that do not exist take their off value only", "[conf
       {"server: {colocated: false}",
        "server.colocated is 'false', but placing servers apart from workers by this key is not "
        "available yet; the only value is true"},
-      {"method: clan",
-       "method is 'clan', but adaptive methods are not available yet; the only value is none"},
       {"metrics: {listen: \"127.0.0.1:0\"}",
        "metrics.listen is '127.0.0.1:0', but metrics are not available yet; the only value is ''"},
       {"trace: {dir: /tmp}",
@@ -374,6 +372,30 @@ TEST_CASE("the environment sets keys by their names in capitals", "[config][unit
   CHECK(config.compression.rules[0].match == "*.b");
 }
 
+TEST_CASE("a method is none or a known one, with its own parameters", "[config][unit]") {
+  CHECK(Parsed("method: none\n").method.name == "none");
+  CHECK(ToString(Parsed("method: clan\n").method) == "clan");
+  const Config config = Parsed("method: \"lans(eps=1e-7,beta1=0.95)\"\n");
+  CHECK(ToString(config.method) == "lans(beta1=0.95,eps=1e-7)");
+  CHECK(SharedConfig(config).at("method") == "lans(beta1=0.95,eps=1e-7)");
+  // Which step ends its warm-up is known once all layers are.
+  CHECK(Parsed("method: onebit_adam\n").method.name == "onebit_adam");
+  CHECK(Refusal("method: clam") ==
+        "job.yaml:1: method is 'clam': no method is named 'clam'; did you mean 'clan'? There are: "
+        "sgd, adamw, lamb, lans, clan, dist_ef_sgdm, onebit_adam, onebit_lamb");
+  CHECK(Refusal("method: sgd(momentum=2)") ==
+        "job.yaml:1: method is 'sgd(momentum=2)': momentum of method sgd is '2', expected a number "
+        "from 0 to 0.9999");
+  CHECK(
+      Refusal("method: none(beta1=0)") ==
+      "job.yaml:1: method is 'none(beta1=0)': method none has the parameter beta1, expected none");
+  CHECK(Refusal("method: lans(") ==
+        "job.yaml:1: method is 'lans(': 'lans(' is not a method, expected name or "
+        "name(key=value,...), each key once");
+  CHECK(Refusal("method: [clan]") ==
+        "job.yaml:1: method is a list, expected none or a method such as clan or lans(beta1=0.95)");
+}
+
 TEST_CASE("a wrong variable is refused with its name, text and range", "[config][unit]") {
   CHECK(EnvironmentRefusal("GRADWIRE_PARTITION_CREDIT", "4 bananas") ==
         "GRADWIRE_PARTITION_CREDIT is '4 bananas', expected a size from 64KiB to 16GiB (bytes, or "
@@ -385,9 +407,9 @@ TEST_CASE("a wrong variable is refused with its name, text and range", "[config]
         "'GRADWIRE_PARTITION_CREDIT'?");
   CHECK(EnvironmentRefusal("GRADWIRE_COMPRESSION_UPLINK_FEEDBAK", "ef") ==
         "GRADWIRE_COMPRESSION_UPLINK_FEEDBAK is no parameter of none, did you mean 'feedback'?");
-  CHECK(EnvironmentRefusal("GRADWIRE_METHOD", "clan") ==
-        "GRADWIRE_METHOD is 'clan', but adaptive methods are not available yet; the only value is "
-        "none");
+  CHECK(EnvironmentRefusal("GRADWIRE_METRICS_LISTEN", "*:80") ==
+        "GRADWIRE_METRICS_LISTEN is '*:80', but metrics are not available yet; the only value is "
+        "''");
   CHECK(EnvironmentRefusal("GRADWIRE_COMPRESSION_RULES", "[{")
             .find("GRADWIRE_COMPRESSION_RULES is '[{', expected a list of rules such as") == 0);
   CHECK(EnvironmentRefusal("GRADWIRE_", "").find("GRADWIRE_ is no variable of Gradwire") == 0);
@@ -453,6 +475,7 @@ compression:
   rules:
     - {match: 'a "quoted" \ name, {with}: #all', compressor: onebit, feedback: off}
     - {match: "b?", downlink: {compressor: topk, k: 3}, filter: none}
+method:      "dist_ef_sgdm(momentum=0.95,weight_decay=0.001)"
 timeouts:    {start: 1ms, stall_warn: 2ms, stall_stop: 3ms, heartbeat: 7ms, dead_after: 90m}
 log:         {level: trace, format: json}
 security:    {insecure: true}
@@ -520,6 +543,7 @@ TEST_CASE("the shared part is what changes the maths or the plan and nothing els
                                          "job.seed",
                                          "job.servers",
                                          "job.workers",
+                                         "method",
                                          "partition.bytes",
                                          "partition.fuse_below",
                                          "plugins",

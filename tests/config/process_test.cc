@@ -347,6 +347,27 @@ TEST_CASE("values that do not fit together are refused with both sources", "[con
   CHECK(Refusal({{"GRADWIRE_COMPRESSION_FILTER_INTERVAL", "4"}}, OptionsOf(kWorker, {})) ==
         "compression.filter.interval is 4 (GRADWIRE_COMPRESSION_FILTER_INTERVAL), but "
         "compression.filter.type is none (default), expected covap");
+  CHECK(Refusal({}, OptionsOf(kServer, {"method=clan"})) ==
+        "method is clan (--set method): method clan wants a compressor in both directions, and "
+        "compression.uplink.compressor is none; method lans does without");
+  const std::string covap = "compression.filter.type=covap";
+  const std::string interval = "compression.filter.interval=4";
+  CHECK(Refusal({{"GRADWIRE_METHOD", "lans"}}, OptionsOf(kWorker, {covap, interval})) ==
+        "method is lans (GRADWIRE_METHOD): method lans shrinks parameters whose gradient is zero, "
+        "and compression.filter.inactive is zero_fill, which gives zeros where the filter sends "
+        "nothing; expected skip");
+  Loaded({},
+         OptionsOf(kWorker, {"method=lans", covap, interval, "compression.filter.inactive=skip"}));
+  Loaded({}, OptionsOf(kWorker, {"method=dist_ef_sgdm", covap, interval}));
+  const std::string warmup = "compression.warmup_steps=10";
+  Loaded({}, OptionsOf(kWorker, {"method=onebit_adam", warmup}));
+  CHECK(Refusal({}, OptionsOf(kWorker, {"method=onebit_lamb"})) ==
+        "method is onebit_lamb (--set method): method onebit_lamb has no freeze_step, expected the "
+        "first step after its warm-up, which is compression.warmup_steps");
+  CHECK(Refusal({}, OptionsOf(kWorker, {"method=onebit_adam", warmup, covap, interval})) ==
+        "method is onebit_adam (--set method): method onebit_adam sends momenta, and "
+        "compression.filter.type is covap, which would send the sum of those it has held back; "
+        "expected none");
   Loaded({}, OptionsOf(kWorker, {"compression.filter.type=none", "compression.filter.c0=auto"}));
   Loaded({},
          OptionsOf(kWorker, {"compression.filter.interval=4", "compression.filter.type=covap"}));

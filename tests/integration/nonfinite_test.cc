@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -111,6 +112,52 @@ TEST_CASE("where only the sum is not finite, it is void by nobody's fault",
                                [](auto& v) { std::fill(v[0].begin(), v[0].end(), kHuge); });
     failures.Expect(client.NonfiniteRanks(handles[0]) == Ranks{}, "void without ranks");
     failures.Expect(std::isnan(values[0][0]), "NaN");
+  });
+  REQUIRE(failures.Take().empty());
+}
+
+TEST_CASE("a void round leaves the residual of a method's momenta as it was",
+          "[integration][nonfinite]") {
+  const std::string spec = GENERATE("onebit", "topk(ratio=0.1)");
+  const std::string method = GENERATE("none", "onebit_adam");
+  CAPTURE(spec, method);
+  constexpr std::size_t kElements = 20000;  // two units
+  Config config = TestConfig(2);
+  SetCompressor(config, spec);
+  config.compression.warmup_steps = 1;
+  config.method.name = method;
+  Cluster cluster(config, TransportKind::kInproc);
+  Failures failures;
+  cluster.Run([&](Client& client) {
+    const auto ids = client.Declare(std::vector{Tensor("w", kElements)});
+    if (!failures.Ok(ids.status(), "declare")) return;
+    std::vector<std::vector<float>> values(1, std::vector<float>(kElements));
+    const auto sent = [&](std::size_t i) {
+      return 0.25F + static_cast<float>((i * 7 + client.rank()) % 11);
+    };
+    std::vector<float> before;
+    for (const bool is_void : {false, false, true}) {
+      before = client.ReadResidual((*ids)[0]);
+      for (std::size_t i = 0; i < kElements; ++i) values[0][i] = sent(i);
+      if (is_void && client.rank() == 1) values[0][3] = kNan;
+      if (is_void) values[0][kElements - 1] = kInf;
+      PushAll(client, *ids, values, failures);
+      failures.Expect(std::isnan(values[0][0]) == is_void, "which rounds are void");
+    }
+    const std::vector<float> after = client.ReadResidual((*ids)[0]);
+    double left_over = 0;
+    for (std::size_t i = 0; i < kElements; ++i) {
+      left_over = std::max(left_over, std::abs(static_cast<double>(before[i])));
+      const bool is_lost = method != "none" || i == kElements - 1 || (client.rank() == 1 && i == 3);
+      const float expected = before[i] + (is_lost ? 0.0F : sent(i));
+      // Values are at most 22: a rounding each way is 2e-6 at most.
+      if (!failures.Expect(std::abs(after[i] - expected) < 1e-5F,
+                           fmt::format("rank {}, element {}: {}, expected {}", client.rank(), i,
+                                       after[i], expected))) {
+        return;
+      }
+    }
+    failures.Expect(left_over > 0.1, "the round before leaves something over");
   });
   REQUIRE(failures.Take().empty());
 }

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/base/random.h"
@@ -313,7 +314,7 @@ TEST_CASE("the wrong order and the wrong sizes are refused by name", "[methods]"
 }
 
 TEST_CASE("specs are checked, and against the job's compression", "[methods]") {
-  const auto error = [](std::string_view spec, const JobCompression* job = nullptr) {
+  const auto error = [](std::string_view spec, const CompressionRules* job = nullptr) {
     return Optimizer::Create(spec, job).status().message();
   };
   CHECK(error("lams") ==
@@ -328,13 +329,13 @@ TEST_CASE("specs are checked, and against the job's compression", "[methods]") {
   CHECK(error("onebit_adam") ==
         "method onebit_adam has no freeze_step, expected the first step "
         "after its warm-up, which is compression.warmup_steps");
-  JobCompression job;
-  job.uplink.name = "onebit";
+  CompressionRules job;
+  job.uplink.compressor.name = "onebit";
   CHECK(error("clan", &job) ==
         "method clan wants a compressor in both directions, and compression.downlink.compressor is "
         "none; method lans does without");
   CHECK(error("lans", &job).empty());
-  job.downlink.name = "onebit";
+  job.downlink.compressor.name = "onebit";
   CHECK(error("clan", &job).empty());
   job.warmup_steps = 100;
   CHECK(error("onebit_lamb", &job).empty());
@@ -342,6 +343,127 @@ TEST_CASE("specs are checked, and against the job's compression", "[methods]") {
   CHECK(error("onebit_lamb(freeze_step=50)", &job) ==
         "freeze_step of method onebit_lamb is 50, expected compression.warmup_steps, which is 100: "
         "what is frozen is learned without compression");
+  // A rule that compresses counts as well.
+  CompressionRules ruled;
+  ruled.warmup_steps = 10;
+  CHECK(error("onebit_adam(freeze_step=5)", &ruled).empty());
+  ruled.rules.resize(1);
+  ruled.rules[0].downlink = job.downlink;
+  CHECK(
+      error("onebit_adam(freeze_step=5)", &ruled).find("freeze_step of method onebit_adam is 5") ==
+      0);
+}
+
+TEST_CASE("a method that does not go with the job's filter is refused", "[methods]") {
+  CompressionRules job;
+  job.uplink.compressor.name = "onebit";
+  job.downlink.compressor.name = "onebit";
+  job.warmup_steps = 10;
+  job.filter.type = FilterType::kCovap;
+  job.filter.interval = 4;
+  for (const std::string name : {"onebit_adam", "onebit_lamb"}) {
+    for (const FilterInactive inactive : {FilterInactive::kZeroFill, FilterInactive::kSkip}) {
+      job.filter.inactive = inactive;
+      CHECK(Optimizer::Create(name, &job).status().message() ==
+            "method " + name +
+                " sends momenta, and compression.filter.type is covap, which would send the sum of "
+                "those it has held back; expected none");
+    }
+  }
+  for (const std::string name : {"lans", "clan"}) {
+    job.filter.inactive = FilterInactive::kZeroFill;
+    CHECK(Optimizer::Create(name, &job).status().message() ==
+          "method " + name +
+              " shrinks parameters whose gradient is zero, and compression.filter.inactive is "
+              "zero_fill, which gives zeros where the filter sends nothing; expected skip");
+    job.filter.inactive = FilterInactive::kSkip;
+    CHECK(Optimizer::Create(name, &job).ok());
+  }
+  job.filter.inactive = FilterInactive::kZeroFill;
+  for (const std::string name : {"sgd", "adamw", "lamb", "dist_ef_sgdm"}) {
+    CAPTURE(name);
+    CHECK(Optimizer::Create(name, &job).ok());
+  }
+}
+
+TEST_CASE("what a job must know of its method follows from the setting", "[methods]") {
+  CompressionRules job;
+  job.warmup_steps = 7;
+  const auto traits = [&](std::string_view spec) {
+    return JobMethodTraits(*ParseMethodSpec(spec), job);
+  };
+  CHECK_FALSE(traits("none")->pushes_state);
+  CHECK(traits("lans")->needs_skip);
+  CHECK(traits("onebit_adam")->pushes_state);
+  CHECK(traits("onebit_adam")->freeze_step == 7);
+  CHECK(traits("none(eps=1)").status().message() ==
+        "method none has the parameter eps, expected none");
+}
+
+TEST_CASE("tensors without elements are sent, updated, saved and restored", "[methods]") {
+  for (const std::string& spec : Specs()) {
+    CAPTURE(spec);
+    auto optimizer = Make(spec);
+    REQUIRE(optimizer->AddTensor("empty", 0).ok());
+    REQUIRE(optimizer->AddTensor("w", 5).ok());
+    std::vector<float> none;
+    std::vector<float> x = Random(5, 1);
+    for (std::uint64_t step = 0; step < kFreezeStep + 2; ++step) {
+      Step(*optimizer, 0, {}, none);
+      Step(*optimizer, 1, Random(5, step), x);
+      optimizer->EndStep();
+    }
+    CHECK(optimizer->updates() == 2 * (kFreezeStep + 2));
+    CHECK(optimizer->skipped() == 0);
+    auto restored = Make(spec);
+    REQUIRE(restored->AddTensor("empty", 0).ok());
+    REQUIRE(restored->AddTensor("w", 5).ok());
+    REQUIRE(restored->Restore(*optimizer->Save()) == Status::Ok());
+    CHECK(*restored->Save() == *optimizer->Save());
+    std::vector<float> same = x;
+    Step(*optimizer, 1, Random(5, 9), x);
+    Step(*restored, 1, Random(5, 9), same);
+    CHECK(x == same);
+  }
+}
+
+TEST_CASE("two threads step different tensors as one thread would", "[methods][threads]") {
+  constexpr std::size_t kTensors = 2;
+  constexpr std::uint64_t kSteps = 40;
+  constexpr std::size_t kSize = 2000;
+  for (const std::string& spec : Specs()) {
+    CAPTURE(spec);
+    std::vector<std::vector<float>> results;
+    for (const bool is_threaded : {false, true}) {
+      auto optimizer = Make(spec);
+      std::vector<std::vector<float>> x;
+      for (std::size_t t = 0; t < kTensors; ++t) {
+        REQUIRE(optimizer->AddTensor(fmt::format("w{}", t), kSize).ok());
+        x.push_back(Random(kSize, t));
+      }
+      std::vector<Status> ends(kTensors);
+      const auto work = [&](std::size_t t, std::uint64_t step) {
+        std::vector<float> gradient = Random(kSize, 10 + step * kTensors + t);
+        ends[t] = optimizer->Send(t, gradient);
+        if (ends[t].ok()) ends[t] = optimizer->Update(t, gradient, 0.01, x[t]).status();
+      };
+      for (std::uint64_t step = 0; step < kSteps; ++step) {
+        if (is_threaded) {
+          std::thread other([&] { work(1, step); });
+          work(0, step);
+          other.join();
+        } else {
+          for (std::size_t t = 0; t < kTensors; ++t) work(t, step);
+        }
+        for (const Status& end : ends) REQUIRE(end == Status::Ok());
+        optimizer->EndStep();
+      }
+      CHECK(optimizer->updates() == kTensors * kSteps);
+      results.push_back(x[0]);
+      results.back().insert(results.back().end(), x[1].begin(), x[1].end());
+    }
+    CHECK(results[0] == results[1]);
+  }
 }
 
 TEST_CASE("saved states that do not fit are refused and change nothing", "[methods]") {

@@ -30,6 +30,7 @@
 #include "common/config/process.h"
 #include "common/plan/plan.h"
 #include "common/wire/limits.h"
+#include "compressors/methods/method.h"
 #include "worker/client/client.h"
 
 struct gradwire_client {
@@ -215,6 +216,12 @@ Result<std::unique_ptr<gradwire_client>> Connect(gradwire::ProcessOptions option
   }
   const auto rank = gradwire::RequireRank(*process);
   if (!rank.ok()) return rank.status();
+  if (process->config.method.name != gradwire::kNoMethod) {
+    return gradwire::InvalidArgument(fmt::format(
+        "method is {}, which only gradwire-train runs so far, expected none: this program has an "
+        "optimizer of its own",
+        gradwire::ToString(process->config.method)));
+  }
   InitLogOnce(process->config, *rank);
   gradwire::LogWarnings(*process);
   auto connected = gradwire::Client::Connect(process->config, *rank);

@@ -3,6 +3,7 @@
 #include "common/base/log.h"
 #include "common/plan/plan.h"
 #include "common/transport/zmq_loop.h"
+#include "compressors/methods/method.h"
 #include "worker/client/client_impl.h"
 
 namespace gradwire {
@@ -289,7 +290,9 @@ Result<std::unique_ptr<Client>> Client::Connect(const Config& config, std::uint3
     return InvalidArgument(
         fmt::format("rank {} is out of range: the job has {} workers", rank, config.job.workers));
   }
-  auto client = std::make_unique<ClientImpl>(config, rank, std::move(loop));
+  const auto method = JobMethodTraits(config.method, config.compression);
+  if (!method.ok()) return method.status();
+  auto client = std::make_unique<ClientImpl>(config, rank, std::move(loop), method->pushes_state);
   GRADWIRE_RETURN_IF_ERROR(client->Init());
   return std::unique_ptr<Client>(std::move(client));
 }

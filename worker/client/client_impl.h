@@ -67,9 +67,12 @@ class ClientImpl final : public Client, private LoopHandler {
  public:
   using Clock = std::chrono::steady_clock;
 
-  ClientImpl(const Config& config, std::uint32_t rank, std::unique_ptr<Loop> loop)
+  /// `pushes_state`: of the job's method.
+  ClientImpl(const Config& config, std::uint32_t rank, std::unique_ptr<Loop> loop,
+             bool pushes_state)
       : config_(config),
         rank_(rank),
+        pushes_state_(pushes_state),
         incarnation_(RandomId()),
         codecs_(config_.compressors()),
         convert_(codecs_.Get("fp16").ok() ? *codecs_.Get("fp16") : nullptr,
@@ -417,6 +420,7 @@ class ClientImpl final : public Client, private LoopHandler {
 
   const Config config_;
   const std::uint32_t rank_;
+  const bool pushes_state_;
   const std::uint64_t incarnation_;
 
   // Own synchronization.

@@ -643,10 +643,16 @@ Status ClientImpl::DecodeVoid(UnitWork& work) {
                                          own->tensor_offset)
                            : "finite")});
   }
-  FillVoid(unit, work.memory);
   if (work.residual != nullptr && !work.nonfinite && !work.drains) {
     work.uplink->Undo(work.payload.bytes, PushContext(RoundSeedOf(work), rank_), *work.residual);
   }
+  if (work.residual != nullptr && pushes_state_) {
+    // A gradient must not be lost, so q stays. A momentum has the one before in it: the next push
+    // would count it twice. Before the output is written, as above.
+    UnitSource source(unit, work.memory, convert_);
+    RestoreAfterVoidRound(source, *work.residual);
+  }
+  FillVoid(unit, work.memory);
   return Status::Ok();
 }
 
