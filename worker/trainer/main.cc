@@ -17,6 +17,7 @@
 #include "common/base/malloc.h"
 #include "common/config/config.h"
 #include "common/config/process.h"
+#include "compressors/methods/method.h"
 #include "worker/client/client.h"
 #include "worker/trainer/dataset.h"
 #include "worker/trainer/kernels.h"
@@ -40,9 +41,10 @@ struct Arguments {
   std::optional<std::uint64_t> steps;
   double epochs = 1.0;
   std::size_t batch = 64;
-  double rate = 0.05;
-  double momentum = 0.5;
-  double weight_decay = 0.0;
+  std::string method;
+  std::optional<double> rate;
+  std::optional<double> momentum;
+  std::optional<double> weight_decay;
   std::optional<std::uint64_t> warmup;
   std::optional<std::uint64_t> seed;
   std::string json_path;
@@ -73,15 +75,17 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
   app.add_option("--batch", arguments.batch, "samples of each worker in a step")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  app.add_option("--lr", arguments.rate, "peak learning rate; falls to 0 along a cosine")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
-  app.add_option("--momentum", arguments.momentum)
-      ->check(CLI::Range(0.0, 0.9999))
-      ->capture_default_str();
-  app.add_option("--weight-decay", arguments.weight_decay, "on weights, not on biases")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
+  app.add_option("--method", arguments.method,
+                 "as --set method=: none (SGD) or a method with its parameters, lans(beta1=0.95)");
+  app.add_option("--lr", arguments.rate,
+                 "peak learning rate; falls to 0 along a cosine; default 0.05, with sgd and "
+                 "dist_ef_sgdm 0.01, adamw and onebit_adam 0.001, other methods 0.01")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--momentum", arguments.momentum, "without a method; default 0.5")
+      ->check(CLI::Range(0.0, 0.9999));
+  app.add_option("--weight-decay", arguments.weight_decay,
+                 "without a method; on weights, not on biases; default 0")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--warmup", arguments.warmup,
                  "steps in which the learning rate rises; default a twentieth, at most 100");
   app.add_option("--seed", arguments.seed, "of initialization and shuffling; default job.seed");
@@ -113,6 +117,21 @@ Result<std::unique_ptr<Samples>> LoadSamples(const Arguments& arguments, Split s
 int Fail(const Status& status, int exit_code) {
   LogError("trainer", status.message());
   return exit_code;
+}
+
+/// Errors: InvalidArgument for options that are there beside a method.
+Status CheckMethod(const Arguments& arguments, const Config& config) {
+  if (config.method.name == kNoMethod) return Status::Ok();
+  for (const auto& [option, is_given] :
+       {std::pair{"--momentum", arguments.momentum.has_value()},
+        std::pair{"--weight-decay", arguments.weight_decay.has_value()}}) {
+    if (!is_given) continue;
+    return InvalidArgument(fmt::format(
+        "{} is for training without a method, and method is {}: a method's parameters stand in it, "
+        "as in lans(weight_decay=0.1)",
+        option, ToString(config.method)));
+  }
+  return Status::Ok();
 }
 
 std::uint64_t StepsOf(const Arguments& arguments, std::size_t samples, std::uint32_t workers) {
@@ -200,6 +219,9 @@ int Main(int argc, char** argv) {
     arguments.process.assignments.push_back("job.workers=1");
     if (!arguments.process.rank) arguments.process.rank = 0;
   }
+  if (!arguments.method.empty()) {
+    arguments.process.assignments.push_back("method=" + arguments.method);
+  }
   const Result<ProcessConfig> process = LoadProcessConfig(arguments.process);
   if (!process.ok()) return Fail(process.status(), kExitUsage);
   if (process.value().is_scheduler) {
@@ -211,6 +233,8 @@ int Main(int argc, char** argv) {
   if (!rank.ok()) return Fail(rank.status(), kExitUsage);
   InitLog(config.log.level, config.log.format, fmt::format("worker/{}", *rank));
   LogWarnings(*process);
+  const Status method = CheckMethod(arguments, config);
+  if (!method.ok()) return Fail(method, kExitUsage);
 
   const Result<std::unique_ptr<Samples>> train = LoadSamples(arguments, Split::kTrain);
   if (!train.ok()) {
@@ -237,17 +261,20 @@ int Main(int argc, char** argv) {
   TrainOptions options;
   options.steps = StepsOf(arguments, (*train)->size(), client->num_workers());
   options.batch = arguments.batch;
-  options.rate = arguments.rate;
-  options.momentum = arguments.momentum;
-  options.weight_decay = arguments.weight_decay;
+  options.rate = arguments.rate.value_or(DefaultRate(config.method.name));
+  options.method = ToString(config.method);
+  options.compression = config.compression;
+  options.momentum = arguments.momentum.value_or(options.momentum);
+  options.weight_decay = arguments.weight_decay.value_or(options.weight_decay);
   options.warmup_steps = arguments.warmup.value_or(DefaultWarmup(options.steps));
   options.seed = seed;
   if (*rank == 0) {
     options.progress_every_s = arguments.progress_every_s;
     options.on_progress = PrintProgress;
-    fmt::print("{} ({} parameters), {} workers, batch {} each, {} steps, seed {}, {} kernels\n",
-               arguments.model, (*model)->num_parameters(), client->num_workers(), options.batch,
-               options.steps, seed, gradwire_nn_variant());
+    fmt::print(
+        "{} ({} parameters), method {}, {} workers, batch {} each, {} steps, seed {}, {} kernels\n",
+        arguments.model, (*model)->num_parameters(), options.method, client->num_workers(),
+        options.batch, options.steps, seed, gradwire_nn_variant());
     std::fflush(stdout);
   }
   Result<TrainReport> report = Train(*client, **model, **train, options);
@@ -260,6 +287,7 @@ int Main(int argc, char** argv) {
   run.batch = options.batch;
   run.seed = seed;
   run.rate = options.rate;
+  run.method = options.method;
   run.num_parameters = (*model)->num_parameters();
   run.kernels = gradwire_nn_variant();
   run.uplink = ToString(config.compression.uplink.compressor);

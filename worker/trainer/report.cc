@@ -69,6 +69,7 @@ std::string ToJson(const RunSummary& run) {
   json.Integer("batch", run.batch);
   json.Integer("seed", run.seed);
   json.Real("rate", run.rate);
+  json.Text("method", run.method);
   json.Integer("parameters", run.num_parameters);
   json.Text("kernels", run.kernels);
   json.Text("uplink", run.uplink);

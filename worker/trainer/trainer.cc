@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "compressors/methods/optimizer.h"
 #include "worker/trainer/kernels.h"
 #include "worker/trainer/schedule.h"
 
@@ -52,6 +54,36 @@ Status CheckOptions(const Client& client, const Model& model, const Samples& dat
   return Status::Ok();
 }
 
+/// What a method takes for a tensor: a whole one, or under a filter that leaves alone what it does
+/// not send a stretch that is always sent together.
+struct Block {
+  ElementRange range;
+  std::vector<std::uint32_t> filter_classes;
+  std::size_t tensor = 0;  // of the optimizer
+};
+
+/// The stretches of a tensor that the filter sends together, in order.
+std::vector<Block> FilteredBlocks(const Plan& plan, TensorId tensor) {
+  std::vector<Block> pieces;
+  for (const Unit& unit : plan.units) {
+    for (const UnitMember& member : unit.members) {
+      if (member.tensor != tensor.index) continue;
+      pieces.push_back({{member.tensor_offset, member.count}, unit.filter_classes});
+    }
+  }
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Block& a, const Block& b) { return a.range.offset < b.range.offset; });
+  std::vector<Block> blocks;
+  for (Block& piece : pieces) {
+    if (!blocks.empty() && blocks.back().filter_classes == piece.filter_classes) {
+      blocks.back().range.count += piece.range.count;
+    } else {
+      blocks.push_back(std::move(piece));
+    }
+  }
+  return blocks;
+}
+
 /// One run; lives as long as Train.
 class Run {
  public:
@@ -63,6 +95,7 @@ class Run {
         rate_{options.rate, options.warmup_steps, options.steps},
         sampler_(data.size(), options.batch, client.rank(), client.num_workers(), options.seed),
         pending_(model.parameters().size()),
+        blocks_(model.parameters().size()),
         indices_(options.batch),
         labels_(options.batch) {}
 
@@ -101,6 +134,28 @@ class Run {
     }
     ids_ = std::move(*ids);
     skips_inactive_ = client_.plan().filter.skips_inactive;
+    return options_.method == kNoMethod ? Status::Ok() : MakeOptimizer();
+  }
+
+  Status MakeOptimizer() {
+    auto made = Optimizer::Create(options_.method, &options_.compression);
+    GRADWIRE_RETURN_IF_ERROR(made.status());
+    optimizer_ = std::move(made).value();
+    const Plan plan = client_.plan();
+    for (const Parameter* p : model_.parameters()) {
+      std::vector<Block>& blocks = blocks_[p->index];
+      if (skips_inactive_) blocks = FilteredBlocks(plan, ids_[p->index]);
+      if (blocks.size() <= 1) blocks = {Block{{0, p->value.size()}, {}}};
+      for (Block& block : blocks) {
+        const std::string name = blocks.size() == 1
+                                     ? p->name
+                                     : fmt::format("{}[{}:{}]", p->name, block.range.offset,
+                                                   block.range.offset + block.range.count);
+        const auto added = optimizer_->AddTensor(name, block.range.count, p->is_weight());
+        GRADWIRE_RETURN_IF_ERROR(added.status());
+        block.tensor = *added;
+      }
+    }
     return Status::Ok();
   }
 
@@ -172,6 +227,7 @@ class Run {
     const Status ended = client_.EndStep();
     report_.hand_over_seconds += SecondsSince(start);
     report_.flops += model_.StepFlops(options_.batch);
+    if (optimizer_ != nullptr) optimizer_->EndStep();
     return ended;
   }
 
@@ -184,8 +240,12 @@ class Run {
     }
   }
 
-  /// Starts the push-pull of a gradient, in place.
+  /// Starts the push-pull of a gradient, or what the method makes of it, in place.
   Status HandOver(Parameter& p) {
+    for (const Block& block : blocks_[p.index]) {
+      GRADWIRE_RETURN_IF_ERROR(optimizer_->Send(
+          block.tensor, p.gradient.span().subspan(block.range.offset, block.range.count)));
+    }
     const Clock::time_point start = Clock::now();
     const MutableBytes bytes = std::as_writable_bytes(p.gradient.span());
     const Result<Handle> handle = client_.PushPullAsync(ids_[p.index], bytes, bytes);
@@ -213,6 +273,10 @@ class Run {
         GRADWIRE_RETURN_IF_ERROR(active.status());
         ranges = std::move(active).value();
       }
+      if (optimizer_ != nullptr) {
+        GRADWIRE_RETURN_IF_ERROR(UpdateBlocks(p, ranges));
+        continue;
+      }
       const bool is_finite = std::all_of(ranges.begin(), ranges.end(), [&](const auto& range) {
         return gradwire_nn_all_finite(range.count, p.gradient.data() + range.offset) != 0;
       });
@@ -226,6 +290,26 @@ class Run {
                                static_cast<float>(decay), p.gradient.data() + range.offset,
                                p.velocity.data() + range.offset, p.value.data() + range.offset);
       }
+    }
+    return Status::Ok();
+  }
+
+  /// Lets the method update what was sent of a tensor; the rest is as if this step had not been.
+  Status UpdateBlocks(Parameter& p, const std::vector<ElementRange>& sent) {
+    for (const Block& block : blocks_[p.index]) {
+      const auto [offset, count] = block.range;
+      const bool is_sent = std::any_of(sent.begin(), sent.end(), [&](const ElementRange& range) {
+        return range.offset <= offset && offset + count <= range.offset + range.count;
+      });
+      if (!is_sent) {
+        GRADWIRE_RETURN_IF_ERROR(optimizer_->Cancel(block.tensor));
+        continue;
+      }
+      const auto outcome = optimizer_->Update(
+          block.tensor, p.gradient.span().subspan(offset, count), static_cast<double>(pushed_rate_),
+          p.value.span().subspan(offset, count));
+      GRADWIRE_RETURN_IF_ERROR(outcome.status());
+      if (*outcome == Optimizer::Outcome::kSkipped) ++report_.skipped_updates;
     }
     return Status::Ok();
   }
@@ -288,6 +372,8 @@ class Run {
   BatchSampler sampler_;
   std::vector<TensorId> ids_;                   // by Parameter::index
   std::vector<std::optional<Handle>> pending_;  // by Parameter::index
+  std::unique_ptr<Optimizer> optimizer_;        // null: SGD without a method
+  std::vector<std::vector<Block>> blocks_;      // of the optimizer, by Parameter::index
   std::vector<std::size_t> indices_;
   std::vector<std::uint8_t> labels_;
   bool skips_inactive_ = false;  // the filter leaves alone what it holds back
@@ -305,6 +391,13 @@ class Run {
 };
 
 }  // namespace
+
+double DefaultRate(std::string_view method) {
+  if (method == kNoMethod) return 0.05;
+  if (method == "sgd" || method == "dist_ef_sgdm") return 0.01;
+  if (method == "adamw" || method == "onebit_adam") return 0.001;
+  return 0.01;  // a step's length over that of the tensor
+}
 
 Result<TrainReport> Train(Client& client, Model& model, const Samples& data,
                           const TrainOptions& options) {

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "common/base/status.h"
+#include "compressors/compression_rules.h"
 #include "worker/client/client.h"
 #include "worker/trainer/dataset.h"
 #include "worker/trainer/model.h"
@@ -38,6 +40,10 @@ struct TrainOptions {
   std::uint64_t steps = 0;
   std::size_t batch = 64;  // of each worker
   double rate = 0.05;      // peak
+  /// Who updates the parameters: "none", which is SGD with the momentum and the weight decay below,
+  /// or a method with its own parameters, "lans(beta1=0.95)" (docs/methods.md).
+  std::string method = "none";
+  CompressionRules compression;  // of the job, which the method is checked against
   double momentum = 0.5;
   double weight_decay = 0.0;  // on weights, not on biases
   std::uint64_t warmup_steps = 0;
@@ -70,6 +76,9 @@ struct TrainReport {
   double gflops() const { return compute_seconds > 0.0 ? flops / compute_seconds * 1e-9 : 0.0; }
 };
 
+/// A peak learning rate that suits "none" or a method by its name, without parameters.
+double DefaultRate(std::string_view method);
+
 /// Trains `model` together with all workers of `client`.
 ///
 /// Flow: tensors are declared (front layers most urgent) and rank 0's parameters broadcast. In
@@ -85,12 +94,17 @@ struct TrainReport {
 /// momentum, which then counts the steps in which it was sent; with `zero_fill` its gradient is
 /// zero, and momentum and weight decay go on.
 ///
+/// A method (Optimizer) makes of a gradient what is pushed, a momentum perhaps, and of what comes
+/// back the update, both for whole tensors. Under a filter with `skip` its tensors are the
+/// stretches that are always sent together, mostly whole tensors as well.
+///
 /// The result depends on model, data, options and num_workers alone (on one type of machine),
 /// never on time or threads, as long as the client's results don't.
 ///
-/// Errors: InvalidArgument for options that make no sense; the client's; Internal if the ranks'
-/// final parameters differ. After an error the client's handles are waited for before the return,
-/// because the client may still read the model's memory.
+/// Errors: InvalidArgument for options that make no sense, a method that does not go with the job's
+/// compression among them; NotFound for a method that does not exist; the client's; Internal if the
+/// ranks' final parameters differ. After an error the client's handles are waited for before the
+/// return, because the client may still read the model's memory.
 Result<TrainReport> Train(Client& client, Model& model, const Samples& data,
                           const TrainOptions& options);
 
@@ -111,6 +125,7 @@ struct RunSummary {
   std::size_t batch = 0;
   std::uint64_t seed = 0;
   double rate = 0.0;
+  std::string method;  // as configured
   std::size_t num_parameters = 0;
   std::string kernels;  // which build of the kernels ran
   std::string uplink;   // compressors as configured
@@ -121,8 +136,8 @@ struct RunSummary {
 };
 
 /// One JSON object, a line for each key:
-///   model, rank, workers, batch (of one worker), seed, rate, parameters (how many), kernels,
-///   uplink, downlink (compressors as configured)
+///   model, rank, workers, batch (of one worker), seed, rate, method (as configured), parameters
+///   (how many), kernels, uplink, downlink (compressors as configured)
 ///   steps, seconds (gradient rounds only), steps_per_second
 ///   compute_seconds, wait_seconds, hand_over_seconds, gflops
 ///   first_loss, last_loss (mean of the last 100 steps at most), test_loss (mean over the test set)
