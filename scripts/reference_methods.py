@@ -123,12 +123,15 @@ class Onebit:
             if self.p.bias_correction:
                 s.v = s.v / (1 - self.p.beta2 ** s.t)
             s.mask = s.v > 0
+            if s.mask.any():
+                least = self.p.v_floor ** 2 * np.mean(s.v[s.mask])
+                s.v = np.where(s.mask, np.maximum(s.v, least), 0)
             self.freeze(s)
         return np.where(s.mask, self.p.beta1 * s.m + (1 - self.p.beta1) * gradient, 0) * s.scale
 
 
 class OnebitAdam(Onebit, AdamW):
-    defaults = {**AdamW.defaults, "weight_decay": 0.0, "freeze_step": None}
+    defaults = {**AdamW.defaults, "weight_decay": 0.0, "freeze_step": None, "v_floor": 0.1}
 
     def freeze(self, s):
         s.scale = 1.0
@@ -141,7 +144,7 @@ class OnebitAdam(Onebit, AdamW):
 
 
 class OnebitLamb(Onebit, Lamb):
-    defaults = {**Lamb.defaults, "freeze_step": None}
+    defaults = {**Lamb.defaults, "freeze_step": None, "v_floor": 0.1}
 
     def freeze(self, s):
         s.fresh = s.v.copy()

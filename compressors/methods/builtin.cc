@@ -130,6 +130,11 @@ ParameterInfo FreezeStepParameter() {
   return info;
 }
 
+ParameterInfo VFloorParameter() {
+  return Number("v_floor", "0.1", 0, 1,
+                "after the warm-up sqrt(v) counts as at least this times its root mean square");
+}
+
 const std::vector<MethodInfo>& Methods() {
   static const std::vector<MethodInfo> methods = {
       SgdMethod(),  AdamWMethod(),      LambMethod(),       LansMethod(),

@@ -22,6 +22,7 @@ ParameterInfo WeightDecayParameter(std::string default_value);
 ParameterInfo MomentumParameter();
 ParameterInfo BiasCorrectionParameter();
 ParameterInfo FreezeStepParameter();
+ParameterInfo VFloorParameter();
 ParameterInfo NormLowParameter();
 ParameterInfo NormHighParameter();
 

@@ -20,9 +20,23 @@ MethodTraits FrozenTraits(std::uint64_t freeze_step) {
 }
 
 /// v <- v^ of the last update: what the frozen phase divides by goes on where the warm-up ended.
-void FreezeSecondMoment(const AdamParameters& adam, TensorState& state) {
+/// Where v > 0 it is then at least floor^2 times the mean of those v: a sign codec gives every
+/// element the same size, and one whose gradient was next to nothing would move by that over its
+/// sqrt(v).
+void FreezeSecondMoment(const AdamParameters& adam, double floor, TensorState& state) {
   const float weight = adam.Terms(state.updates, state.decays).v_weight;
-  for (float& v : state.arrays[1]) v *= weight;
+  double sum = 0;
+  std::size_t count = 0;
+  for (float& v : state.arrays[1]) {
+    v *= weight;
+    sum += static_cast<double>(v);
+    if (v > 0) ++count;
+  }
+  if (count == 0) return;
+  const auto least = static_cast<float>(floor * floor * (sum / static_cast<double>(count)));
+  for (float& v : state.arrays[1]) {
+    if (v > 0) v = std::max(v, least);
+  }
 }
 
 /// Warm-up: AdamW of the gradient. Then v stays, m_i = beta1 m + (1 - beta1) g is sent, m is what
@@ -33,7 +47,9 @@ void FreezeSecondMoment(const AdamParameters& adam, TensorState& state) {
 class OnebitAdam final : public Method {
  public:
   explicit OnebitAdam(const Parameters& given)
-      : adam_(AdamParameters::From(given)), freeze_step_(given.Integer("freeze_step")) {}
+      : adam_(AdamParameters::From(given)),
+        v_floor_(given.Number("v_floor")),
+        freeze_step_(given.Integer("freeze_step")) {}
 
   MethodTraits traits() const override { return FrozenTraits(freeze_step_); }
   std::size_t num_arrays() const override { return 2; }
@@ -43,7 +59,7 @@ class OnebitAdam final : public Method {
     method_kernels::SendMoments(gradient.size(), terms.beta1, terms.rest1, 1.0F, gradient.data(),
                                 state.arrays[0].data(), state.arrays[1].data());
   }
-  void Freeze(TensorState& state) const override { FreezeSecondMoment(adam_, state); }
+  void Freeze(TensorState& state) const override { FreezeSecondMoment(adam_, v_floor_, state); }
   void Update(TensorState& state, std::span<const float> pulled, double rate,
               std::span<float> parameters) const override {
     const std::size_t n = parameters.size();
@@ -60,6 +76,7 @@ class OnebitAdam final : public Method {
 
  private:
   const AdamParameters adam_;
+  const double v_floor_;
   const std::uint64_t freeze_step_;
 };
 
@@ -73,6 +90,7 @@ class OnebitLamb final : public Method {
   explicit OnebitLamb(const Parameters& given)
       : adam_(AdamParameters::From(given)),
         trust_(TrustRatio::From(given)),
+        v_floor_(given.Number("v_floor")),
         freeze_step_(given.Integer("freeze_step")) {}
 
   MethodTraits traits() const override { return FrozenTraits(freeze_step_); }
@@ -87,7 +105,7 @@ class OnebitLamb final : public Method {
   }
 
   void Freeze(TensorState& state) const override {
-    FreezeSecondMoment(adam_, state);
+    FreezeSecondMoment(adam_, v_floor_, state);
     state.arrays[kFresh] = state.arrays[kV];  // as long, so nothing is allocated
     state.numbers[kFactor] = 1;
     // Every tensor's momentum is sent with a mean square of 1, so that one scale fits all that
@@ -137,6 +155,7 @@ class OnebitLamb final : public Method {
 
   const AdamParameters adam_;
   const TrustRatio trust_;
+  const double v_floor_;
   const std::uint64_t freeze_step_;
 };
 
@@ -147,7 +166,7 @@ MethodInfo OnebitAdamMethod() {
           "Adam whose second moment is frozen after a warm-up; then momenta are sent",
           "Tang et al. 2021",
           {FreezeStepParameter(), Beta1Parameter(), Beta2Parameter(), EpsilonParameter("1e-8"),
-           WeightDecayParameter("0"), BiasCorrectionParameter()},
+           WeightDecayParameter("0"), BiasCorrectionParameter(), VFloorParameter()},
           [](const Parameters& given) -> Result<std::unique_ptr<const Method>> {
             return std::unique_ptr<const Method>(std::make_unique<OnebitAdam>(given));
           }};
@@ -160,7 +179,7 @@ MethodInfo OnebitLambMethod() {
           "Li et al. 2021",
           {FreezeStepParameter(), Beta1Parameter(), Beta2Parameter(), EpsilonParameter("1e-6"),
            WeightDecayParameter("0.01"), NormLowParameter(), NormHighParameter(),
-           BiasCorrectionParameter()},
+           BiasCorrectionParameter(), VFloorParameter()},
           [](const Parameters& given) -> Result<std::unique_ptr<const Method>> {
             return std::unique_ptr<const Method>(std::make_unique<OnebitLamb>(given));
           }};

@@ -233,6 +233,31 @@ TEST_CASE("after the freeze a momentum is sent, masked where the warm-up had no 
   }
 }
 
+TEST_CASE("an element whose gradient was next to nothing moves no further than v_floor lets it",
+          "[methods]") {
+  // A sign codec sends the mean magnitude of all for each: 0.75 for one whose gradient was 1e-6.
+  const std::vector<float> gradient{1, 1e-6F, -1, 1};
+  const std::vector<float> pulled{0.75F, 0.75F, -0.75F, 0.75F};
+  for (const double floor : {0.0, 0.1, 0.5}) {
+    CAPTURE(floor);
+    auto optimizer = Make(fmt::format("onebit_adam(freeze_step=2,v_floor={})", floor));
+    REQUIRE(optimizer->AddTensor("w", 4).ok());
+    std::vector<float> x{1, 1, 1, 1};
+    for (int step = 0; step < 2; ++step) {
+      Step(*optimizer, 0, gradient, x);
+      optimizer->EndStep();
+    }
+    const std::vector<float> before = x;
+    std::vector<float> sent = gradient;
+    REQUIRE(optimizer->Send(0, sent) == Status::Ok());
+    REQUIRE(optimizer->Update(0, pulled, 0.001, x).status() == Status::Ok());
+    // sqrt(v) is 1 for three of them, so sqrt(0.75) is its root mean square.
+    CHECK(static_cast<double>(before[0] - x[0]) == Approx(0.001 * 0.75).epsilon(1e-3));
+    const double divisor = std::max(floor * std::sqrt(0.75), 1e-6);
+    CHECK(static_cast<double>(before[1] - x[1]) == Approx(0.001 * 0.75 / divisor).epsilon(0.02));
+  }
+}
+
 TEST_CASE("the factor of onebit_lamb changes by a tenth a step and stays within its bounds",
           "[methods]") {
   auto optimizer =

@@ -35,8 +35,10 @@ CASES = [
     ("dist_ef_sgdm", {"momentum": 0.5}, 0.02),
     ("onebit_adam", {"freeze_step": 50}, 0.01),
     ("onebit_adam", {"freeze_step": 1, "beta2": 0.9, "weight_decay": 0.1}, 0.001),
-    ("onebit_adam", {"freeze_step": 100, "bias_correction": False, "eps": 1e-3}, 0.01),
+    ("onebit_adam", {"freeze_step": 100, "bias_correction": False, "eps": 1e-3,
+                     "v_floor": 0}, 0.01),
     ("onebit_lamb", {"freeze_step": 50}, 0.01),
+    ("onebit_lamb", {"freeze_step": 50, "v_floor": 0.7}, 0.01),
     ("onebit_lamb", {"freeze_step": 60, "beta2": 0.95, "bias_correction": False}, 0.01),
 ]
 # n, decays, kind
