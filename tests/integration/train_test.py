@@ -38,8 +38,8 @@ class TrainTest(unittest.TestCase):
                    "--set", "compression.min_bytes=1KiB", "--set", "partition.fuse_below=4KiB",
                    *[a for s in settings for a in ("--set", s)], "--",
                    "gradwire-train", "--model", model, "--steps", str(steps), "--batch", "16",
-                   "--train-limit", "1024", "--test-limit", "256", "--lr", "0.01", "--json", report,
-                   *extra]
+                   "--train-limit", "1024", "--test-limit", "256", "--json", report,
+                   *(extra or ("--lr", "0.01"))]
         done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 0, done.stdout)
@@ -116,6 +116,41 @@ class TrainTest(unittest.TestCase):
             self.assertLess(first["last_loss"], 0.97 * first["first_loss"], inactive)
             digests.add(first["digest"])
         self.assertEqual(len(digests), 3)
+
+    def train_with(self, method, *settings, config="onebit.yaml"):
+        """With the method's own rate, twice: also with another placement, which changes nothing."""
+        settings = [f"method={method}", *settings]
+        extra = ("--progress-every", "0")
+        first, _ = self.train(2, *settings, config=config, steps=60, extra=extra)
+        again, _ = self.train(2, *settings, "job.servers=3", "worker.threads=2", config=config,
+                              steps=60, extra=extra)
+        self.assertEqual(first["digest"], again["digest"], method)
+        self.assertEqual(first["skipped_updates"], 0, method)
+        self.assertLess(first["last_loss"], 0.97 * first["first_loss"], method)
+        return first
+
+    @unittest.skipIf(SANITIZED, "trainer_test and methods_test run this code")
+    def test_methods_train_over_onebit(self):
+        digests = {self.train_with("clan")["digest"], self.train_with("dist_ef_sgdm")["digest"]}
+        frozen = "compression.warmup_steps=30"
+        plain = self.train_with("adamw", frozen)
+        digests.add(plain["digest"])
+        for method in ("onebit_adam", "onebit_lamb"):
+            report = self.train_with(method, frozen)
+            # Half of the steps are 32 times smaller.
+            self.assertGreater(report["push_ratio"], 1.8)
+            self.assertLess(report["last_loss"], 1.2 * plain["last_loss"], method)
+            digests.add(report["digest"])
+        self.assertEqual(len(digests), 5)
+
+    @unittest.skipIf(SANITIZED, "trainer_test and integration_covap_test run this code")
+    def test_methods_train_with_the_filter(self):
+        settings = ["compression.filter.type=covap", "compression.filter.interval=3",
+                    "partition.bytes=64KiB"]
+        skip = "compression.filter.inactive=skip"
+        self.train_with("lans", *settings, skip, config="plain.yaml")
+        self.train_with("dist_ef_sgdm", *settings, skip, config="plain.yaml")
+        self.train_with("dist_ef_sgdm", *settings, config="plain.yaml")
 
     @unittest.skipIf(SANITIZED, "runs no other code")
     def test_onebit_is_28_times_smaller_both_ways(self):

@@ -144,6 +144,36 @@ TEST_CASE("the program takes its seed from the configuration", "[trainer][progra
   CHECK(ValueOf(ReadText(folder / "run.json"), "seed") == "77");
 }
 
+TEST_CASE("the program trains with a method of the command line or of the configuration",
+          "[trainer][program]") {
+  const TempFolder folder;
+  WriteDataset(folder);
+  const std::string arguments =
+      "--standalone --model conv --batch 20 --steps 60 --progress-every 0 --data-dir " +
+      folder.path() + " --json " + (folder / "run.json");
+  std::vector<std::string> digests;
+  for (const std::string method :
+       {"--method adamw", "--set method=adamw", "--method none", "--method 'lans(beta1=0.8)'",
+        "--method onebit_adam --set compression.warmup_steps=20"}) {
+    CAPTURE(method);
+    const Finished run = RunTrainer(arguments + " " + method);
+    CAPTURE(run.output);
+    REQUIRE(run.exit_code == 0);
+    const std::string json = ReadText(folder / "run.json");
+    CHECK(std::stod(ValueOf(json, "last_loss")) < 0.5 * std::stod(ValueOf(json, "first_loss")));
+    digests.push_back(ValueOf(json, "digest"));
+    if (digests.size() == 1) {
+      CHECK(ValueOf(json, "method") == "\"adamw\"");
+      CHECK(ValueOf(json, "rate") == "0.001");
+    }
+    if (digests.size() == 4) CHECK(ValueOf(json, "method") == "\"lans(beta1=0.8)\"");
+  }
+  CHECK(digests[0] == digests[1]);
+  CHECK(digests[0] != digests[2]);
+  CHECK(digests[0] != digests[3]);
+  CHECK(digests[0] != digests[4]);
+}
+
 TEST_CASE("wrong usage ends with exit code 2 and says why", "[trainer][program]") {
   const TempFolder folder;
   WriteDataset(folder);
@@ -166,6 +196,12 @@ TEST_CASE("wrong usage ends with exit code 2 and says why", "[trainer][program]"
       {"--set job.workers=2" + data, "GRADWIRE_RANK"},
       {"--set job.workers=2 --rank 2" + data, "below 2"},
       {"--standalone" + data, "'one'", "GRADWIRE_RANK=one"},
+      {"--standalone --method lams" + data, "did you mean 'lamb'?"},
+      {"--standalone --method clan" + data, "method lans does without"},
+      {"--standalone --method onebit_adam" + data, "compression.warmup_steps"},
+      {"--standalone --method lans --momentum 0.5" + data, "--momentum is for training without"},
+      {"--standalone --weight-decay 0.1" + data, "--weight-decay is for training without",
+       "GRADWIRE_METHOD=sgd"},
   };
   for (const Wrong& w : wrong) {
     const Finished run = RunTrainer(w.arguments, w.environment);

@@ -6,11 +6,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "common/base/random.h"
+#include "compressors/methods/method.h"
 #include "tests/catch.h"
 #include "tests/trainer/fake_clients.h"
 #include "worker/trainer/local_client.h"
@@ -415,6 +417,215 @@ TEST_CASE("a gradient that is not finite leaves its tensor alone for that step",
     if (p->name != "dense1.weight") continue;
     for (const float v : p->velocity.span()) CHECK(v == 0.0F);
   }
+}
+
+/// Options of a job that every method goes with; nothing is really compressed by these clients.
+TrainOptions MethodOptions(const std::string& method, std::uint64_t steps, std::size_t batch) {
+  TrainOptions options = Options(steps, batch);
+  options.method = method;
+  options.rate = DefaultRate(method);
+  options.compression.uplink.compressor.name = "onebit";
+  options.compression.downlink.compressor.name = "onebit";
+  options.compression.warmup_steps = steps / 4;
+  return options;
+}
+
+TEST_CASE("every method trains, in its own way, and repeats itself", "[trainer][method]") {
+  const Dataset data = MakePatterns(400);
+  std::set<std::uint64_t> digests;
+  for (const MethodInfo& info : Methods()) {
+    CAPTURE(info.name);
+    std::vector<std::uint64_t> runs;
+    const TrainOptions options = MethodOptions(info.name, 300, 16);
+    double last_loss = 0;
+    for (int run = 0; run < 2; ++run) {
+      RecordingClient client;
+      const auto model = MakeSmall(16);
+      const auto report = Train(client, *model, data, options);
+      REQUIRE(report.status() == Status::Ok());
+      CHECK(report->skipped_updates == 0);
+      CHECK(report->last_loss < 0.1 * report->first_loss);
+      CHECK(Evaluate(*model, data).accuracy > 0.95);
+      runs.push_back(report->digest);
+      last_loss = report->last_loss;
+    }
+    CHECK(runs[0] == runs[1]);
+    digests.insert(runs[0]);
+    // SGD without a method is not that far with the same rate.
+    TrainOptions plain = options;
+    plain.method = "none";
+    RecordingClient client;
+    const auto model = MakeSmall(16);
+    const auto report = Train(client, *model, data, plain);
+    REQUIRE(report.ok());
+    CAPTURE(last_loss, report->last_loss);
+    CHECK(last_loss < 0.8 * report->last_loss);
+  }
+  // clan is lans where nothing is compressed.
+  CHECK(digests.size() == Methods().size() - 1);
+}
+
+TEST_CASE("workers that push what their own history made of a gradient end alike",
+          "[trainer][method][workers]") {
+  for (const std::string method : {"dist_ef_sgdm", "onebit_adam", "onebit_lamb", "lans"}) {
+    CAPTURE(method);
+    const auto outcomes = TrainTogether(2, MakePatterns(100), MethodOptions(method, 40, 8));
+    REQUIRE(outcomes[0].report->status() == Status::Ok());
+    REQUIRE(outcomes[1].report->status() == Status::Ok());
+    CHECK((*outcomes[0].report)->digest == (*outcomes[1].report)->digest);
+    CHECK((*outcomes[0].report)->last_loss < (*outcomes[0].report)->first_loss);
+  }
+}
+
+TEST_CASE("what is pushed is what the method makes of the gradient", "[trainer][method]") {
+  // With a rate of 0 and a batch of all samples every step has the same gradient g, but for the
+  // order of its sum: 4 samples differ by 4 * 2^-24 of the sum of their magnitudes.
+  struct Case {
+    std::string method;
+    std::vector<double> pushed;  // over g
+  };
+  const std::vector<Case> cases = {
+      {"adamw", {1, 1, 1}},
+      // m is g, 1.9 g, 2.71 g; pushed is g + 0.9 m.
+      {"dist_ef_sgdm", {1.9, 2.71, 3.439}},
+      // Two steps of warm-up leave m = 0.19 g; then 0.9 m + 0.1 g is pushed and pulled.
+      {"onebit_adam(freeze_step=2)", {1, 1, 0.271, 0.3439}},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.method);
+    RecordingClient client;
+    std::vector<std::vector<float>> pushed;
+    client.on_result = [&](const std::string& name, std::span<float> values) {
+      if (name == "dense1.weight") pushed.emplace_back(values.begin(), values.end());
+    };
+    const auto model = MakeSmall(4);
+    TrainOptions options = MethodOptions(c.method, c.pushed.size(), 4);
+    options.compression.warmup_steps = 2;
+    options.rate = 0;
+    REQUIRE(Train(client, *model, MakePatterns(4), options).status() == Status::Ok());
+    REQUIRE(pushed.size() == c.pushed.size());
+    std::size_t tested = 0;
+    for (std::size_t i = 0; i < pushed[0].size(); ++i) {
+      const double g = static_cast<double>(pushed[0][i]) / c.pushed[0];
+      if (std::abs(g) < 1e-3) continue;
+      ++tested;
+      for (std::size_t step = 0; step < pushed.size(); ++step) {
+        REQUIRE(static_cast<double>(pushed[step][i]) == Approx(c.pushed[step] * g).epsilon(1e-3));
+      }
+    }
+    CHECK(tested > 100);
+  }
+}
+
+TEST_CASE("a method leaves a tensor whose gradient is not finite alone for that step",
+          "[trainer][method][nonfinite]") {
+  RecordingClient client;
+  const auto model = MakeSmall(4);
+  std::vector<std::vector<float>> before;
+  for (const Parameter* p : model->parameters()) before.push_back(Values(*p));
+  client.on_result = [&](const std::string& name, std::span<float> values) {
+    if (name == "dense1.weight") values[0] = std::numeric_limits<float>::quiet_NaN();
+  };
+  const auto report = Train(client, *model, MakePatterns(8), MethodOptions("adamw", 1, 4));
+  REQUIRE(report.ok());
+  CHECK(report->skipped_updates == 1);
+  for (const Parameter* p : model->parameters()) {
+    CAPTURE(p->name);
+    CHECK((Values(*p) == before[p->index]) == (p->name == "dense1.weight"));
+  }
+}
+
+/// Sends the two halves of dense1.weight in turn, and leaves alone what it does not send.
+class HalvingClient final : public FakeClientBase {
+ public:
+  HalvingClient() : FakeClientBase(0, 1) { plan_.filter.skips_inactive = true; }
+
+  Result<std::vector<TensorId>> Declare(std::span<const TensorDeclaration> batch) override {
+    auto ids = FakeClientBase::Declare(batch);
+    plan_.filter.stages = {{.interval = 2}};
+    for (std::uint32_t t = 0; t < plan_.tensors.size(); ++t) {
+      const std::uint64_t n = plan_.tensors[t].num_elements();
+      if (plan_.tensors[t].name != "dense1.weight") {
+        AddUnit({t, 0, 0, n}, {});
+        continue;
+      }
+      half_ = n / 2;
+      // In three units, of which the last two go together.
+      AddUnit({t, 0, 0, half_}, {0});
+      AddUnit({t, half_, 0, 8}, {1});
+      AddUnit({t, half_ + 8, 0, n - half_ - 8}, {1});
+    }
+    return ids;
+  }
+  Result<Handle> PushPullAsync(TensorId tensor, ByteView, MutableBytes) override {
+    return Handle{tensor, step_ + 1};
+  }
+  Status Wait(const Handle&) override { return Status::Ok(); }
+  bool Poll(const Handle&) override { return true; }
+  Result<std::vector<ElementRange>> ActiveRanges(const Handle& handle) const override {
+    const std::uint64_t n = plan_.tensors[handle.tensor.index].num_elements();
+    if (NameOf(handle.tensor) != "dense1.weight") return std::vector<ElementRange>{{0, n}};
+    if (handle.generation % 2 == 1) return std::vector<ElementRange>{{0, half_}};
+    return std::vector<ElementRange>{{half_, n - half_}};
+  }
+  Status EndStep() override {
+    ++step_;
+    return Status::Ok();
+  }
+  Status Broadcast(const std::string&, MutableBytes, std::uint32_t) override {
+    return Status::Ok();
+  }
+  std::size_t half() const { return half_; }
+
+ private:
+  void AddUnit(const UnitMember& member, std::vector<std::uint32_t> classes) {
+    Unit unit;
+    unit.members = {member};
+    unit.filter_classes = std::move(classes);
+    plan_.units.push_back(std::move(unit));
+  }
+
+  std::uint64_t step_ = 0;
+  std::size_t half_ = 0;
+};
+
+TEST_CASE("under a filter that skips a method updates just what was sent", "[trainer][method]") {
+  for (const std::string method : {"lans", "sgd", "dist_ef_sgdm"}) {
+    for (const std::uint64_t steps : {1U, 2U, 3U}) {
+      CAPTURE(method, steps);
+      HalvingClient client;
+      const auto model = MakeSmall(4);
+      const auto same = MakeSmall(4);
+      const auto report = Train(client, *model, MakePatterns(8), MethodOptions(method, steps, 4));
+      REQUIRE(report.status() == Status::Ok());
+      for (const Parameter* p : model->parameters()) {
+        CAPTURE(p->name);
+        const std::vector<float> now = Values(*p);
+        const std::vector<float> before = Values(*same->parameters()[p->index]);
+        if (p->name != "dense1.weight") {
+          CHECK(now != before);
+          continue;
+        }
+        const auto half = static_cast<std::ptrdiff_t>(client.half());
+        CHECK_FALSE(std::equal(now.begin(), now.begin() + half, before.begin()));
+        CHECK(std::equal(now.begin() + half, now.end(), before.begin() + half) == (steps == 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("a method that does not exist or does not go with the job is refused",
+          "[trainer][method][errors]") {
+  RecordingClient client;
+  const auto model = MakeSmall(4);
+  const Dataset data = MakePatterns(8);
+  CHECK(Train(client, *model, data, MethodOptions("lams", 1, 4)).status().code() ==
+        StatusCode::kNotFound);
+  TrainOptions options = MethodOptions("clan", 1, 4);
+  options.compression = {};
+  CHECK(Train(client, *model, data, options).status().message() ==
+        "method clan wants a compressor in both directions, and compression.uplink.compressor is "
+        "none; method lans does without");
 }
 
 TEST_CASE("an error of the client ends the run with nothing in flight", "[trainer][errors]") {
