@@ -297,7 +297,8 @@ class Run {
   /// Lets the method update what was sent of a tensor; the rest is as if this step had not been.
   Status UpdateBlocks(Parameter& p, const std::vector<ElementRange>& sent) {
     for (const Block& block : blocks_[p.index]) {
-      const auto [offset, count] = block.range;
+      const std::uint64_t offset = block.range.offset;
+      const std::uint64_t count = block.range.count;
       const bool is_sent = std::any_of(sent.begin(), sent.end(), [&](const ElementRange& range) {
         return range.offset <= offset && offset + count <= range.offset + range.count;
       });
