@@ -82,7 +82,8 @@ class ConfigTest(unittest.TestCase):
                      "partition.credits=1MiB")
         self.refused("gradwire", "did you mean 'GRADWIRE_PARTITION_CREDIT'?", "config",
                      GRADWIRE_PARTITION_CREDITS="1MiB")
-        self.refused("gradwire", "adaptive methods are not available yet", "config", "--set", "method=clan")
+        self.refused("gradwire", "metrics are not available yet", "config", "--set", "metrics.listen=*:80")
+        self.refused("gradwire", "method lans does without", "config", "--set", "method=clan")
         self.refused("gradwire", "RANK is 'two', expected a whole number", "config", RANK="two")
         self.refused("gradwire", "--bogus", "config", "--bogus")
         self.assertEqual(run("gradwire").returncode, 2)
