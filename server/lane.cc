@@ -277,6 +277,7 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
       Send(worker.peer, ack, {});
       if (!worker.said_goodbye) {
         worker.said_goodbye = true;
+        if (IsRoot()) root_->OnLeft(rank);
         if (++goodbyes_ == workers_.size()) owner_.OnLaneFinished(lane_);
       }
       return;
@@ -295,6 +296,14 @@ void Lane::OnWorkerMessage(std::uint32_t rank, const Header& header, Payload pay
     case MessageKind::kBarrier:
       if (!IsRoot()) break;
       root_->OnBarrier(rank, header.round, header.step, now);
+      return;
+    case MessageKind::kAskInterval:
+      if (!IsRoot()) break;
+      root_->OnAskInterval(rank, header.step);
+      return;
+    case MessageKind::kStep:
+      if (!IsRoot()) break;
+      root_->OnStep(rank, header.round, header.step);
       return;
     case MessageKind::kError:
       Fail({header.error, fmt::format("{}: {}", Describe(worker.life.name), ErrorText(payload))});

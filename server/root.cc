@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/transport/address.h"
+#include "common/wire/limits.h"
 
 namespace gradwire {
 namespace {
@@ -34,6 +35,10 @@ constexpr std::chrono::seconds kReportEvery(3);
 // What reaching a server's lanes may take, and the attempt that says why it has not come to be.
 constexpr std::chrono::seconds kReachWithin(5);
 constexpr int kProbeMs = 500;
+
+// A new interval begins at least that many steps ahead of every worker: making the plan takes a few
+// round trips and a file, during which nobody should have to wait.
+constexpr std::uint64_t kFewestStepsAhead = 8;
 
 }  // namespace
 
@@ -135,6 +140,7 @@ Status Root::OnHello(PeerId peer, const Hello& hello, const std::string& address
   // Back after a cut: whatever it may have missed is said again.
   SendWelcome(member);
   if (plan_->version > 0 && (hello.role == Role::kServer || plan_is_out_)) SendPlan(peer);
+  if (change_ && hello.role == Role::kWorker && !change_->reached[hello.rank]) SendAskStep(member);
   return Status::Ok();
 }
 
@@ -298,9 +304,13 @@ void Root::CloseBatchIfComplete() {
     output_.Fail(status);
     return;
   }
-  plan_ = std::make_shared<const Plan>(std::move(extended).value());
   for (Member& worker : workers_) worker.declared.reset();
   ++batches_;
+  Adopt(std::move(extended).value());
+}
+
+void Root::Adopt(Plan plan) {
+  plan_ = std::make_shared<const Plan>(std::move(plan));
   plan_is_out_ = false;
   LogLines(LogLevel::kInfo, "plan", SummarizePlan(*plan_, registry_));
   LogLines(LogLevel::kDebug, "plan", DescribePlan(*plan_, registry_));
@@ -322,6 +332,88 @@ void Root::HandOutIfAcknowledged() {
   }
   plan_is_out_ = true;
   for (const Member& worker : workers_) SendPlan(worker.peer);
+  BeginIntervalChange();
+}
+
+void Root::OnAskInterval(std::uint32_t rank, std::uint64_t interval) {
+  const FilterRules& rules = config_.compression.filter;
+  const bool is_measured = rules.type == FilterType::kCovap && rules.interval == 0;
+  if (rank != 0 || !is_measured || interval == 0 || interval > kMaxFilterInterval) {
+    output_.Fail(InvalidArgument(fmt::format(
+        "{} asks for the interval {}, expected worker 0 and 1 to {}, with a filter whose interval "
+        "is auto",
+        Describe(workers_[rank].name), interval, kMaxFilterInterval)));
+    return;
+  }
+  wanted_interval_ = static_cast<std::uint32_t>(interval);
+  BeginIntervalChange();
+}
+
+void Root::BeginIntervalChange() {
+  if (wanted_interval_ == 0 || change_ || !plan_is_out_) return;
+  const FilterStage& now = plan_->filter.stages.back();
+  const std::uint32_t interval =
+      std::min(std::exchange(wanted_interval_, 0), std::max(NumFilteredUnits(*plan_), 1U));
+  // A saved plan has its changes in it.
+  if (interval == now.interval || !config_.plan.empty()) return;
+  if (plan_->filter.stages.size() >= kMaxFilterStages) {
+    LogWarn("root", "the interval stays as it is: a plan holds no more changes",
+            {Field("interval", now.interval), Field("wanted", interval),
+             Field("changes", plan_->filter.stages.size() - 1)});
+    return;
+  }
+  ++changes_;
+  change_.emplace();
+  change_->interval = interval;
+  change_->steps_ahead =
+      std::max<std::uint64_t>(2 * std::max(now.interval, interval), kFewestStepsAhead);
+  change_->reached.resize(workers_.size());
+  change_->opened = Clock::now();
+  for (const Member& worker : workers_) SendAskStep(worker);
+  CompleteIntervalChange();
+}
+
+void Root::SendAskStep(const Member& worker) {
+  if (worker.has_left) return;
+  Header header;
+  header.kind = MessageKind::kAskStep;
+  header.round = changes_;
+  header.step = change_->steps_ahead;
+  output_.Send(worker.peer, header, {});
+}
+
+void Root::OnStep(std::uint32_t rank, std::uint64_t question, std::uint64_t step) {
+  if (!change_ || question != changes_) return;  // said twice, around a cut
+  change_->reached[rank] = step;
+  CompleteIntervalChange();
+}
+
+void Root::OnLeft(std::uint32_t rank) {
+  workers_[rank].has_left = true;
+  CompleteIntervalChange();
+}
+
+void Root::CompleteIntervalChange() {
+  if (!change_) return;
+  std::uint64_t newest = 0;
+  for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+    const auto& reached = change_->reached[rank];
+    if (!reached && !workers_[rank].has_left) return;
+    newest = std::max(newest, reached.value_or(0));
+  }
+  const IntervalChange change = *std::exchange(change_, std::nullopt);
+  const FilterStage& now = plan_->filter.stages.back();
+  const std::uint64_t first_step = std::max(newest + change.steps_ahead, now.first_step + 1);
+  auto changed = ChangeInterval(*plan_, change.interval, first_step, plan_options_, registry_);
+  if (!changed.ok()) {
+    output_.Fail(changed.status());
+    return;
+  }
+  LogInfo(
+      "root", "the interval changes",
+      {Field("from", now.interval), Field("to", change.interval), Field("first_step", first_step),
+       Field("newest_step", newest), Field("plan_version", changed->version)});
+  Adopt(std::move(changed).value());
 }
 
 void Root::OnBarrier(std::uint32_t rank, std::uint64_t number, std::uint64_t step,
@@ -436,12 +528,21 @@ std::vector<OpenCall> Root::OpenCalls() const {
   OpenCall declaration{
       declare_opened_, fmt::format("declaration of tensors, batch {}", batches_), {}, {}};
   OpenCall barrier{barrier_opened_, fmt::format("barrier {}", barriers_), {}, {}};
+  OpenCall change;
+  if (change_) {
+    change.since = change_->opened;
+    change.what = fmt::format("change of the interval to {}", change_->interval);
+  }
   for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
     const Member& worker = workers_[rank];
     (worker.declared ? declaration.here : declaration.missing).push_back(rank);
     (worker.barrier == barriers_ ? barrier.here : barrier.missing).push_back(rank);
+    if (!change_) continue;
+    const bool has_answered = change_->reached[rank] || worker.has_left;
+    (has_answered ? change.here : change.missing).push_back(rank);
   }
   std::vector<OpenCall> open;
+  if (change_) open.push_back(std::move(change));
   for (OpenCall* call : {&declaration, &barrier}) {
     if (!call->here.empty()) open.push_back(std::move(*call));
   }

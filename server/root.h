@@ -54,6 +54,13 @@ class Root {
 
   void OnDeclare(std::uint32_t rank, Declare declare, Clock::time_point now);
   void OnPlanAck(std::uint32_t server, std::uint64_t version);
+  /// Worker 0 wants another interval of the filter. One change is made after the other; of several
+  /// wishes that wait the last one counts. Fails the job if that worker may not ask.
+  void OnAskInterval(std::uint32_t rank, std::uint64_t interval);
+  /// A worker's answer to how far it is.
+  void OnStep(std::uint32_t rank, std::uint64_t question, std::uint64_t step);
+  /// A worker has said goodbye: it begins no step any more.
+  void OnLeft(std::uint32_t rank);
   void OnBarrier(std::uint32_t rank, std::uint64_t number, std::uint64_t step,
                  Clock::time_point now);
   /// Until everyone is there: says who is missing now and then, fails at the deadline.
@@ -82,6 +89,15 @@ class Root {
     std::optional<std::uint64_t> barrier;  // the number it has reached
     std::uint64_t barrier_step = 0;        // what it said there
     std::uint64_t acknowledged_plan = 0;   // servers
+    bool has_left = false;                 // workers
+  };
+
+  /// A change of the filter's interval, while the workers are asked how far they are.
+  struct IntervalChange {
+    std::uint32_t interval = 1;
+    std::uint64_t steps_ahead = 0;                      // of any worker the change begins
+    std::vector<std::optional<std::uint64_t>> reached;  // [rank]
+    Clock::time_point opened;
   };
 
   void WelcomeIfComplete();
@@ -93,6 +109,12 @@ class Root {
   void SendWelcome(const Member& worker);
   void SendPlan(PeerId peer);
   void CloseBatchIfComplete();
+  /// Begins with the interval that is wanted, unless a change or a plan is under way.
+  void BeginIntervalChange();
+  void SendAskStep(const Member& worker);
+  void CompleteIntervalChange();
+  /// Makes this the plan: the servers get it, and the workers when all of those have it.
+  void Adopt(Plan plan);
   void HandOutIfAcknowledged();
 
   const Config config_;
@@ -105,8 +127,11 @@ class Root {
   std::vector<Member> servers_;  // [0] is this process
   bool welcomed_ = false;
   std::shared_ptr<const Plan> plan_;
-  std::uint64_t batches_ = 0;   // closed ones
-  bool plan_is_out_ = true;     // false while servers install it
+  std::uint64_t batches_ = 0;          // closed ones
+  bool plan_is_out_ = true;            // false while servers install it
+  std::uint32_t wanted_interval_ = 0;  // comes next; 0: none
+  std::optional<IntervalChange> change_;
+  std::uint64_t changes_ = 0;   // begun; numbers the questions
   std::uint64_t barriers_ = 0;  // closed ones
   Clock::time_point declare_opened_;
   Clock::time_point barrier_opened_;

@@ -80,6 +80,9 @@ Status Shard::InstallPlan(std::shared_ptr<const Plan> plan) {
     }
     key->unit = &unit;
   }
+  if (plan_ == nullptr || plan->filter.stages.size() > plan_->filter.stages.size()) {
+    stage_version_ = plan->version;
+  }
   plan_ = std::move(plan);
   return Status::Ok();
 }
@@ -97,6 +100,15 @@ Status Shard::Check(const Key& key, std::uint32_t rank, const Header& header,
   if (header.plan_version > plan_->version) {
     return CorruptData(fmt::format("push of rank {} for {} has plan version {}, the server has {}",
                                    rank, Describe(key), header.plan_version, plan_->version));
+  }
+  if (const auto& stages = plan_->filter.stages; !stages.empty() &&
+                                                 header.step >= stages.back().first_step &&
+                                                 header.plan_version < stage_version_) {
+    return CorruptData(fmt::format(
+        "push of rank {} for {} in step {} has plan version {}, expected at least {} from step {} "
+        "on: it has not heard of the interval {} that begins there",
+        rank, Describe(key), header.step, header.plan_version, stage_version_,
+        stages.back().first_step, stages.back().interval));
   }
   if (header.round != key.round) {
     return CorruptData(fmt::format("push of rank {} for {} is of round {}, expected {}", rank,

@@ -118,6 +118,7 @@ class Shard {
   LogLimiter out_of_bound_log_{std::chrono::seconds(10)};
   LogLimiter nonfinite_log_;  // a model that diverges has a void round for every key and step
   std::shared_ptr<const Plan> plan_;
+  std::uint64_t stage_version_ = 0;         // the plan that brought the filter's last stage
   std::vector<std::unique_ptr<Key>> keys_;  // [key]; null where another lane owns it
 };
 

@@ -190,14 +190,7 @@ Status CheckTogether(const Config& config, const Sources& sources) {
         fmt::format("server.interface is {} and server.bind is {}, expected one of them only",
                     show("server.interface"), show("server.bind")));
   }
-  const FilterRules& filter = config.compression.filter;
-  if (filter.type == FilterType::kCovap && filter.interval == 0) {
-    return InvalidArgument(
-        fmt::format("compression.filter.interval is {}, but an interval that is measured is not "
-                    "available yet, expected 1 to {}",
-                    show("compression.filter.interval"), kMaxFilterInterval));
-  }
-  if (filter.type == FilterType::kNone) {
+  if (config.compression.filter.type == FilterType::kNone) {
     for (const auto& [path, value] : ValuesOf(defaults)) {
       if (!path.starts_with("compression.filter.") || values.at(path) == value) continue;
       return InvalidArgument(

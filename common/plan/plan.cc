@@ -252,20 +252,14 @@ Status CheckOptions(const Plan& plan, const PlanOptions& options) {
       options.num_servers, options.lanes_per_server));
 }
 
-/// Errors: InvalidArgument for a filter that cannot be had.
-Status CheckFilterRules(const FilterRules& rules) {
-  if (rules.type == FilterType::kNone || rules.interval != 0) return Status::Ok();
-  return InvalidArgument(fmt::format(
-      "compression.filter.interval is auto, but an interval that is measured is not available yet; "
-      "expected 1 to {}",
-      kMaxFilterInterval));
-}
-
 FilterStage StageFrom(std::uint64_t first_step, std::uint32_t interval, const FilterRules& rules) {
   const covap::Coefficient preset = covap::DefaultCoefficient(interval);
   return {first_step, interval, rules.c0.value_or(preset.initial), rules.step,
           rules.every.value_or(preset.every)};
 }
+
+/// The interval of the first stage that may hold something back; one that is measured begins at 1.
+std::uint32_t FirstInterval(const FilterRules& rules) { return std::max(rules.interval, 1U); }
 
 /// Nothing is held back while nothing is compressed (warmup_steps).
 Filter MakeFilter(const CompressionRules& compression) {
@@ -274,7 +268,7 @@ Filter MakeFilter(const CompressionRules& compression) {
   if (rules.type == FilterType::kNone) return filter;
   filter.skips_inactive = rules.inactive == FilterInactive::kSkip;
   if (compression.warmup_steps > 0) filter.stages.push_back(FilterStage{});
-  filter.stages.push_back(StageFrom(compression.warmup_steps, std::max(rules.interval, 1U), rules));
+  filter.stages.push_back(StageFrom(compression.warmup_steps, FirstInterval(rules), rules));
   return filter;
 }
 
@@ -377,6 +371,41 @@ void AssignClasses(std::size_t first_new, std::size_t stage, FilterAssign assign
   }
 }
 
+/// Gives all filtered units their classes in the last stage. Unlike those of a new unit they have
+/// their places already, so that a class should be even over the servers too.
+void AssignPlaced(FilterAssign assign, std::span<const std::uint64_t> costs, Plan& plan) {
+  const std::uint32_t interval = plan.filter.stages.back().interval;
+  std::vector<std::size_t> order;
+  for (const Unit& unit : plan.units) {
+    if (!unit.filter_classes.empty()) order.push_back(unit.key);
+  }
+  if (assign == FilterAssign::kIndex) {
+    SortByReadiness(plan, order);
+    for (std::size_t number = 0; number < order.size(); ++number) {
+      const auto filter_class = static_cast<std::uint32_t>(number % interval);
+      plan.units[order[number]].filter_classes.push_back(filter_class);
+    }
+    return;
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
+  std::vector<std::uint64_t> loads(interval, 0);
+  std::vector<std::vector<std::uint64_t>> on_server(plan.num_servers, loads);
+  for (const std::size_t i : order) {
+    std::vector<std::uint64_t>& here = on_server[plan.units[i].server];
+    std::uint32_t least = 0;
+    for (std::uint32_t c = 1; c < interval; ++c) {
+      if (std::pair(here[c] + loads[c], loads[c]) <
+          std::pair(here[least] + loads[least], loads[least])) {
+        least = c;
+      }
+    }
+    here[least] += costs[i];
+    loads[least] += costs[i];
+    plan.units[i].filter_classes.push_back(least);
+  }
+}
+
 /// Places the units from `first_new` on. Broadcasts come once and gradients every step, so each
 /// kind is balanced by itself; and of the filtered ones each class, which is sent together, beside
 /// those that are always sent.
@@ -424,10 +453,9 @@ Unit Shard(const Unit& unit, std::uint64_t begin, std::uint64_t end) {
 }
 
 /// The paper's rule (`assign: index`): filtered units that are larger than the median are cut into
-/// shards of about its size, at most one for each class, in whole blocks.
+/// shards of about its size, at most one for each class of the first interval, in whole blocks.
 /// Errors: InvalidArgument if these are too many.
-Status CutByMedian(std::size_t first_new, Plan& plan) {
-  const std::uint32_t interval = plan.filter.stages.back().interval;
+Status CutByMedian(std::size_t first_new, std::uint32_t interval, Plan& plan) {
   std::vector<std::uint64_t> sizes;
   for (std::size_t i = first_new; i < plan.units.size(); ++i) {
     if (!plan.units[i].filter_classes.empty()) sizes.push_back(plan.units[i].raw_bytes());
@@ -529,7 +557,6 @@ Result<UnitBytes> WireBytes(const Unit& unit, const Phase& phase,
 Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> batch,
                         const PlanOptions& options, const CompressorRegistry& registry) {
   GRADWIRE_RETURN_IF_ERROR(CheckOptions(plan, options));
-  GRADWIRE_RETURN_IF_ERROR(CheckFilterRules(options.compression.filter));
   Plan next = plan;
   ++next.version;
   GRADWIRE_RETURN_IF_ERROR(AppendTensors(batch, next));
@@ -601,7 +628,8 @@ Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> bat
   }
   const FilterAssign assign = options.compression.filter.assign;
   if (assign == FilterAssign::kIndex && !next.filter.stages.empty()) {
-    GRADWIRE_RETURN_IF_ERROR(CutByMedian(first_new, next));
+    GRADWIRE_RETURN_IF_ERROR(
+        CutByMedian(first_new, FirstInterval(options.compression.filter), next));
   }
   for (std::size_t i = first_new; i < next.units.size(); ++i) {
     GRADWIRE_RETURN_IF_ERROR(CheckFeedback(next, next.units[i], codecs));
@@ -614,6 +642,36 @@ Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> bat
   }
   PlaceUnits(first_new, costs.value(), next);
   return next;
+}
+
+Result<Plan> ChangeInterval(const Plan& plan, std::uint32_t interval, std::uint64_t first_step,
+                            const PlanOptions& options, const CompressorRegistry& registry) {
+  GRADWIRE_RETURN_IF_ERROR(CheckOptions(plan, options));
+  const std::vector<FilterStage>& stages = plan.filter.stages;
+  if (stages.empty()) return InvalidArgument("the plan has no filter whose interval could change");
+  if (stages.size() >= kMaxFilterStages) {
+    return InvalidArgument(fmt::format(
+        "the interval has changed {} times, which is all that a plan holds", stages.size() - 1));
+  }
+  if (interval == 0 || interval > kMaxFilterInterval || first_step <= stages.back().first_step) {
+    return InvalidArgument(
+        fmt::format("an interval of {} from step {} on, expected 1 to {} and a step after {}",
+                    interval, first_step, kMaxFilterInterval, stages.back().first_step));
+  }
+  Plan next = plan;
+  ++next.version;
+  next.filter.stages.push_back(StageFrom(first_step, interval, options.compression.filter));
+  Codecs codecs(registry);
+  const auto costs = Costs(next, codecs);
+  if (!costs.ok()) return costs.status();
+  AssignPlaced(options.compression.filter.assign, costs.value(), next);
+  return next;
+}
+
+std::uint32_t NumFilteredUnits(const Plan& plan) {
+  return static_cast<std::uint32_t>(
+      std::count_if(plan.units.begin(), plan.units.end(),
+                    [](const Unit& unit) { return !unit.filter_classes.empty(); }));
 }
 
 Result<Plan> ReplayPlan(const Plan& plan, std::span<const TensorDeclaration> batch,

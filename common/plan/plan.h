@@ -64,6 +64,18 @@ Plan EmptyPlan(const PlanOptions& options);
 Result<Plan> ExtendPlan(const Plan& plan, std::span<const TensorDeclaration> batch,
                         const PlanOptions& options, const CompressorRegistry& registry);
 
+/// Returns the next version in which filtered units are sent once in `interval` steps from
+/// `first_step` on: one more stage of the filter, and of each filtered unit its class in it. Units,
+/// their cuts and their places stay. `balanced`: longest first, into the class that has the least
+/// bytes on the unit's server and on all together.
+/// Errors: InvalidArgument if there is no filter, it has as many stages as possible, first_step
+/// does not come after that of the last stage, or interval is not from 1 to kMaxFilterInterval.
+Result<Plan> ChangeInterval(const Plan& plan, std::uint32_t interval, std::uint64_t first_step,
+                            const PlanOptions& options, const CompressorRegistry& registry);
+
+/// Units that the filter holds back at times: no larger interval makes sense.
+std::uint32_t NumFilteredUnits(const Plan& plan);
+
 /// Returns the next version with the batch appended as the saved plan has it (`plan: file`): the
 /// same units, phases, filter and placement, whatever the options say of partitions and
 /// compression.

@@ -11,7 +11,7 @@
 namespace gradwire {
 namespace {
 
-constexpr std::uint32_t kLastKind = static_cast<std::uint32_t>(MessageKind::kStateWritten);
+constexpr std::uint32_t kLastKind = static_cast<std::uint32_t>(MessageKind::kStep);
 constexpr std::uint32_t kLastReply = static_cast<std::uint32_t>(ReplyKind::kNonfinite);
 constexpr std::uint32_t kLastError = static_cast<std::uint32_t>(StatusCode::kInternal);
 
@@ -74,6 +74,12 @@ std::string_view MessageKindName(MessageKind kind) {
       return "WriteState";
     case MessageKind::kStateWritten:
       return "StateWritten";
+    case MessageKind::kAskInterval:
+      return "AskInterval";
+    case MessageKind::kAskStep:
+      return "AskStep";
+    case MessageKind::kStep:
+      return "Step";
   }
   return "invalid";
 }

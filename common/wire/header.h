@@ -37,6 +37,11 @@ enum class MessageKind : std::uint8_t {
   kState = 19,         // payload: saved residual, or none. Server to worker.
   kWriteState = 20,    // payload: saved residual, or none. Worker 0 to server.
   kStateWritten = 21,  // server to worker
+  // Another interval of the filter (docs/covap.md).
+  kAskInterval = 22,  // worker 0 to root: I want the interval `step`.
+  kAskStep = 23,      // root to workers, question `round`: how far are you? Go at most that many
+                      // steps further than this, `step`, until the plan has a new stage.
+  kStep = 24,         // worker to root: at question `round` I was at step `step`.
 };
 
 std::string_view MessageKindName(MessageKind kind);

@@ -63,6 +63,24 @@ std::uint32_t NumShards(std::uint64_t size, std::uint64_t median, std::uint32_t 
       std::clamp(std::floor(ratio + 0.7), 1.0, static_cast<double>(interval)));
 }
 
+std::uint32_t IntervalFor(double ccr, std::uint32_t most) {
+  assert(most > 0);
+  // A tenth of the time is left free: what is measured varies.
+  const double wanted = ccr > 0 ? std::ceil(ccr / 0.9) : 1.0;
+  return static_cast<std::uint32_t>(std::clamp(wanted, 1.0, static_cast<double>(most)));
+}
+
+std::optional<std::uint32_t> IntervalRule::Decide(double ccr, std::uint32_t current,
+                                                  std::uint32_t most) {
+  const std::uint32_t wanted = IntervalFor(ccr, most);
+  if (wanted == current) return std::nullopt;
+  if (ccr_of_last_change_ && std::abs(ccr - *ccr_of_last_change_) <= 0.2 * *ccr_of_last_change_) {
+    return std::nullopt;
+  }
+  ccr_of_last_change_ = ccr;
+  return wanted;
+}
+
 HeldBack HoldBack(BlockSource& input, float coefficient, std::span<float> e) {
   const ScopedFloatMode ieee;
   HeldBack held;

@@ -42,6 +42,22 @@ std::vector<std::uint32_t> AssignBalanced(std::span<const std::uint64_t> sizes,
 /// interval). Sizes in any one measure; median not 0.
 std::uint32_t NumShards(std::uint64_t size, std::uint64_t median, std::uint32_t interval);
 
+/// The interval at which what is sent fits into the time that can hide it: max(1, ceil(ccr / 0.9)),
+/// at most `most`. ccr: time to communicate every unit over that time; below 0 and NaN count as 0.
+/// Precondition: most is at least 1.
+std::uint32_t IntervalFor(double ccr, std::uint32_t most);
+
+/// Decides from one measurement after the other when the interval changes.
+class IntervalRule {
+ public:
+  /// The interval to change to: if IntervalFor gives another than `current` and ccr is more than
+  /// 20 % away from that of the last change (there was none: always). None: it stays.
+  std::optional<std::uint32_t> Decide(double ccr, std::uint32_t current, std::uint32_t most);
+
+ private:
+  std::optional<double> ccr_of_last_change_;
+};
+
 /// What HoldBack could not add.
 struct HeldBack {
   std::size_t nonfinite = 0;         // elements

@@ -127,6 +127,27 @@ TEST_CASE("a step that nobody waited for, or that moved nothing, is left out", "
   CHECK(meter.figures().steps == 0);
 }
 
+TEST_CASE("of what is sent once in some steps a full step has as many times the bytes",
+          "[client][unit]") {
+  OverlapMeter meter;
+  for (int step = 0; step < 3; ++step) {
+    meter.HandedOver(static_cast<std::uint64_t>(step), After(step), At(100 * step));
+    meter.Pushed(1000);
+    meter.Pushed(750, 4);
+    meter.WaitBegins(At(100 * step + 40));
+    meter.Pulled(1000);
+    meter.Pulled(1500, 4);
+    meter.WaitEnds(At(100 * step + 70));
+  }
+  const OverlapFigures figures = meter.figures();
+  CHECK(figures.up_bytes == Approx(1750));
+  CHECK(figures.comm_ms == Approx(12.5));
+  CHECK(figures.ccr() == Approx(12.5 / 40));
+  // 1000 + 4 * 1500 bytes at 200 a ms.
+  CHECK(figures.full_comm_ms == Approx(35));
+  CHECK(figures.full_ccr() == Approx(35.0 / 40));
+}
+
 TEST_CASE("the figures follow a link that changes within 16 steps", "[client][unit]") {
   OverlapMeter meter;
   for (int step = 0; step < 50; ++step) Step(meter, step, 100 * step);

@@ -13,6 +13,45 @@
 namespace gradwire::covap {
 namespace {
 
+TEST_CASE("the interval is the ratio over 0.9, rounded up and bounded", "[compressors][covap]") {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  struct Case {
+    double ccr;
+    std::uint32_t most;
+    std::uint32_t interval;
+  };
+  for (const auto& [ccr, most, interval] :
+       {Case{0, 10, 1}, Case{0.5, 10, 1}, Case{0.9, 10, 1}, Case{0.91, 10, 2}, Case{1.8, 10, 2},
+        Case{1.81, 10, 3}, Case{3.5, 10, 4}, Case{8.95, 10, 10}, Case{9.5, 10, 10}, Case{9.5, 3, 3},
+        Case{9.5, 1, 1}, Case{-1, 10, 1}, Case{kNan, 10, 1}, Case{kInfinity, 10, 10}}) {
+    CAPTURE(ccr, most);
+    CHECK(IntervalFor(ccr, most) == interval);
+  }
+}
+
+TEST_CASE("an interval changes if the ratio has moved by a fifth since the last change",
+          "[compressors][covap]") {
+  IntervalRule rule;
+  // Nothing to compare with before the first change.
+  CHECK(rule.Decide(0.5, 1, 100) == std::nullopt);
+  CHECK(rule.Decide(0.95, 1, 100) == 2U);
+  // From 0.95: between 0.76 and 1.14 it stays, whatever the rule gives.
+  CHECK(rule.Decide(0.77, 2, 100) == std::nullopt);
+  CHECK(rule.Decide(1.13, 2, 100) == std::nullopt);
+  // It moved, and the rule gives the same.
+  CHECK(rule.Decide(1.7, 2, 100) == std::nullopt);
+  CHECK(rule.Decide(2.8, 2, 100) == 4U);
+  // From 2.8 now: that 1.7 changed nothing left no mark.
+  CHECK(rule.Decide(2.3, 4, 100) == std::nullopt);
+  CHECK(rule.Decide(3.3, 4, 100) == std::nullopt);
+  CHECK(rule.Decide(2.2, 4, 100) == 3U);
+  CHECK(rule.Decide(0.1, 3, 100) == 1U);
+  // As many units as there are.
+  CHECK(rule.Decide(50, 1, 7) == 7U);
+  CHECK(rule.Decide(500, 7, 7) == std::nullopt);
+}
+
 TEST_CASE("in any I steps one after the other each class is active once", "[compressors][covap]") {
   for (std::uint32_t interval = 1; interval <= 9; ++interval) {
     for (std::uint64_t first : {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{1} << 40}) {

@@ -1,5 +1,7 @@
 #include "common/plan/plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +17,7 @@
 #include "common/plan/model_list.h"
 #include "common/plan/units.h"
 #include "common/wire/control.h"
+#include "common/wire/limits.h"
 #include "tests/catch.h"
 
 namespace gradwire {
@@ -989,10 +992,7 @@ TEST_CASE("nothing is filtered while nothing is compressed", "[plan][covap]") {
   CHECK(WeightAt(plan.filter, 100) == 0.45F);
 }
 
-TEST_CASE("a filter is refused with a measured interval and with ef_lr", "[plan][covap]") {
-  CHECK(Refusal({Tensor("w", {100000})}, FilterOptions(0)) ==
-        "compression.filter.interval is auto, but an interval that is measured is not available "
-        "yet; expected 1 to 256");
+TEST_CASE("a filter is refused with ef_lr", "[plan][covap]") {
   PlanOptions options = FilterOptions(4);
   options.compression.downlink = Link("onebit", FeedbackMode::kEfLr);
   CHECK(Refusal({Tensor("w", {100000})}, options) ==
@@ -1001,6 +1001,100 @@ TEST_CASE("a filter is refused with a measured interval and with ef_lr", "[plan]
         "in a rule");
   options.compression.rules = {{"w", std::nullopt, std::nullopt, false}};
   CHECK(Made({Tensor("w", {100000})}, options).units[0].filter_classes.empty());
+}
+
+TEST_CASE("another interval gives units another class and moves none of them", "[plan][covap]") {
+  const auto assign = GENERATE(FilterAssign::kBalanced, FilterAssign::kIndex);
+  CAPTURE(static_cast<int>(assign));
+  PlanOptions options = FilterOptions(0, assign);  // auto: begins with 1
+  options.num_servers = 2;
+  std::vector<TensorDeclaration> tensors;
+  for (int i = 0; i < 40; ++i) {
+    tensors.push_back(
+        Tensor(fmt::format("w{}", i), {static_cast<std::uint64_t>(20000 + 3000 * i)}));
+  }
+  tensors.push_back(Tensor("count", {5}, DType::kInt64));
+  const Plan first = Made(tensors, options);
+  REQUIRE(first.filter.stages.size() == 1);
+  CHECK(first.filter.stages[0].interval == 1);
+  CHECK(NumFilteredUnits(first) == first.units.size() - 1);
+
+  Plan plan = first;
+  for (const auto& [interval, step] :
+       {std::pair{4U, 10ULL}, std::pair{2U, 50ULL}, std::pair{12U, 51ULL}}) {
+    CAPTURE(interval);
+    const auto next = ChangeInterval(plan, interval, step, options, BuiltinCompressors());
+    REQUIRE(next.ok());
+    CHECK(next->version == plan.version + 1);
+    const FilterStage& stage = next->filter.stages.back();
+    CHECK(stage.first_step == step);
+    CHECK(stage.interval == interval);
+    CHECK(stage.c0 == (interval > 8 ? 0.2 : 0.5));
+    // What was holds until then, and nothing else has changed.
+    Plan back = *next;
+    --back.version;
+    back.filter.stages.pop_back();
+    for (Unit& unit : back.units) {
+      if (!unit.filter_classes.empty()) unit.filter_classes.pop_back();
+    }
+    CHECK(back == plan);
+    // As even on each server as on all.
+    std::vector<std::vector<double>> loads(2, std::vector<double>(interval, 0));
+    for (const Unit& unit : next->units) {
+      if (unit.filter_classes.empty()) continue;
+      REQUIRE(unit.filter_classes.size() == next->filter.stages.size());
+      loads[unit.server].at(unit.filter_classes.back()) += static_cast<double>(unit.raw_bytes());
+    }
+    for (const std::vector<double>& load : loads) {
+      const double mean = std::accumulate(load.begin(), load.end(), 0.0) / interval;
+      CHECK(*std::max_element(load.begin(), load.end()) <
+            (assign == FilterAssign::kBalanced ? 1.5 : 3.0) * mean);
+    }
+    plan = *next;
+  }
+
+  const auto refusal = [&](std::uint32_t interval, std::uint64_t step) {
+    return ChangeInterval(plan, interval, step, options, BuiltinCompressors()).status().message();
+  };
+  CHECK(refusal(2, 51) ==
+        "an interval of 2 from step 51 on, expected 1 to 256 and a step after 51");
+  CHECK(refusal(0, 60) ==
+        "an interval of 0 from step 60 on, expected 1 to 256 and a step after 51");
+  CHECK(refusal(257, 60).find("an interval of 257") == 0);
+  PlanOptions no_filter = Options();
+  no_filter.num_servers = 2;
+  CHECK(ChangeInterval(Made(tensors, no_filter), 2, 1, no_filter, BuiltinCompressors())
+            .status()
+            .message() == "the plan has no filter whose interval could change");
+
+  // What is declared later gets a class in every stage, and a replay has them all.
+  const TensorDeclaration late = Tensor("late", {50000});
+  const auto extended = ExtendPlan(plan, std::span(&late, 1), options, BuiltinCompressors());
+  REQUIRE(extended.ok());
+  CHECK(extended->units.back().filter_classes.size() == 4);
+  const TemporaryFile file;
+  REQUIRE(SavePlan(*extended, file.path()) == Status::Ok());
+  const auto loaded = LoadPlan(file.path());
+  REQUIRE(loaded.ok());
+  auto replayed = ReplayPlan(EmptyPlan(options), tensors, *loaded, options);
+  REQUIRE(replayed.ok());
+  CHECK(replayed->filter == plan.filter);
+  CHECK(replayed->units == plan.units);
+}
+
+TEST_CASE("a plan holds a thousand changes of the interval and refuses more", "[plan][covap]") {
+  const PlanOptions options = FilterOptions(0);
+  Plan plan = Made({Tensor("w", {100000})}, options);
+  for (std::uint32_t i = 1; i < kMaxFilterStages; ++i) {
+    auto next = ChangeInterval(plan, 1 + i % 2, i, options, BuiltinCompressors());
+    REQUIRE(next.ok());
+    plan = std::move(next).value();
+  }
+  CHECK(ChangeInterval(plan, 1, 2000, options, BuiltinCompressors()).status().message() ==
+        "the interval has changed 1023 times, which is all that a plan holds");
+  const auto parsed = ParsePlan(Serialize(plan));
+  REQUIRE(parsed.ok());
+  CHECK(*parsed == plan);
 }
 
 TEST_CASE("a filter is saved, replayed and described with its plan", "[plan][covap]") {

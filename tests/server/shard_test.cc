@@ -59,7 +59,7 @@ class Fixture {
         shard_(
             {0, 0, kWorkers, 1}, codecs_, residuals_, executor_, pool_,
             [this](std::function<void()> task) { Post(std::move(task)); }, output) {
-    PlanOptions options;
+    PlanOptions& options = options_;
     options.num_workers = kWorkers;
     options.partition_bytes = kBlockElements * sizeof(float);
     options.compression.min_bytes = 0;
@@ -80,6 +80,14 @@ class Fixture {
     REQUIRE(plan.ok());
     plan_ = std::make_shared<const Plan>(std::move(plan).value());
     REQUIRE(plan_->units.size() == 2);
+    REQUIRE(shard_.InstallPlan(plan_).ok());
+  }
+
+  void ChangeInterval(std::uint32_t interval, std::uint64_t first_step) {
+    auto plan =
+        gradwire::ChangeInterval(*plan_, interval, first_step, options_, BuiltinCompressors());
+    REQUIRE(plan.ok());
+    plan_ = std::make_shared<const Plan>(std::move(plan).value());
     REQUIRE(shard_.InstallPlan(plan_).ok());
   }
 
@@ -143,6 +151,7 @@ class Fixture {
   CodecCache codecs_;
   ResidualStore residuals_;
   BufferPool pool_;
+  PlanOptions options_;
   std::shared_ptr<const Plan> plan_;
   Shard shard_;
   ThreadExecutor executor_;
@@ -523,6 +532,30 @@ TEST_CASE("a push of a step in which the filter does not send the unit is refuse
         "push of rank 2 for tensor 'weight'[0:4096] (key 0) in step 3 with plan version 1: the "
         "filter sends class 1 of 2 in that step, the unit is of class 0 (plan version 1 of the "
         "server)");
+}
+
+TEST_CASE("a push of a step with another interval than its plan version knows is refused by name",
+          "[server][unit][covap]") {
+  Fixture test("none", "none", 0, DType::kFloat32, 1);
+  test.ChangeInterval(2, 1);  // version 2: from step 1 on unit 0 is of class 0, unit 1 of class 1
+  // Of a step before that the old version says the same.
+  Header push = test.PushHeader(0, 0);
+  push.plan_version = 1;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) test.Push(rank, push, test.Encode(1, "none"));
+  test.RunUntilSaid(3);
+  REQUIRE(test.output.failures.empty());
+  CHECK(test.output.said.at(0).header.plan_version == 2);
+
+  Header old = test.PushHeader(0, 1);
+  old.step = 2;
+  test.Push(0, old, test.Encode(1, "none"));
+  REQUIRE(test.output.failures.empty());
+  old.plan_version = 1;
+  test.Push(1, old, test.Encode(1, "none"));
+  REQUIRE(test.output.failures.size() == 1);
+  CHECK(test.output.failures[0].message() ==
+        "push of rank 1 for tensor 'weight'[0:4096] (key 0) in step 2 has plan version 1, expected "
+        "at least 2 from step 1 on: it has not heard of the interval 2 that begins there");
 }
 
 }  // namespace

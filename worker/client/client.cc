@@ -277,6 +277,11 @@ Result<std::vector<ElementRange>> Client::ActiveRanges(const Handle& handle) con
   return std::vector<ElementRange>{{0, count}};
 }
 
+Status Client::AskForInterval(std::uint32_t interval) {
+  return InvalidArgument(
+      fmt::format("an interval of {} is asked for, but this client has no filter", interval));
+}
+
 Result<std::unique_ptr<Client>> Client::Connect(const Config& config, std::uint32_t rank) {
   ZmqLoopOptions options;
   options.max_message_bytes = MaxFrameBytes(config.partition.bytes);

@@ -54,6 +54,9 @@ struct ClientStats {
   double compression_saves_ms = 0;  // a step; negative if payloads are larger than gradients
   double compression_costs_ms = 0;  // a step
   double goodput = 0;
+  /// Of the filter, in the step that is open: steps in which a unit is sent once; 0 without a
+  /// filter.
+  std::uint32_t interval = 0;
   /// How much of the communication the caller's computing can hide, over the last 16 steps. Needs
   /// EndStep between steps.
   OverlapFigures overlap;
@@ -146,9 +149,19 @@ class Client {
   /// Errors: InvalidArgument for a scale that is negative or not finite.
   virtual Status SetLossScale(double /*scale*/) { return Status::Ok(); }
 
+  /// Rank 0 with a filter whose `interval` is `auto`: asks for another interval, and from then on
+  /// the client does not measure one any more. Returns at once; the change begins some steps later,
+  /// on every worker in the same step, in which the plan's new stage says so. At most as many steps
+  /// as there are filtered units. A job that replays a saved plan keeps that plan's intervals.
+  /// Errors: InvalidArgument for another rank or filter, or an interval that is not from 1 to 256;
+  /// the job's error.
+  virtual Status AskForInterval(std::uint32_t interval);
+
   /// Ends the step: fused units with missing members go out with zeros for those; the step counter
   /// goes up (phases count steps). A unit of which no member was pushed in the step is not sent:
   /// all ranks must push some member of it in a step, or none.
+  /// While a change of the filter's interval is on its way it may wait for it, a few round trips.
+  /// Errors: the job's; Timeout as Wait.
   virtual Status EndStep() = 0;
 
   /// Copies `data` of worker `root` to all, byte for byte, whatever the compression. Collective.

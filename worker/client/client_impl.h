@@ -100,6 +100,7 @@ class ClientImpl final : public Client, private LoopHandler {
   Result<std::vector<ElementRange>> ActiveRanges(const Handle& handle) const override;
   Status SetLearningRate(std::span<const TensorId> tensors, double rate) override;
   Status SetLossScale(double scale) override;
+  Status AskForInterval(std::uint32_t interval) override;
   Status EndStep() override;
   Status Broadcast(const std::string& name, MutableBytes data, std::uint32_t root) override;
   Status Barrier() override;
@@ -116,6 +117,8 @@ class ClientImpl final : public Client, private LoopHandler {
     stats.traffic = loop_->traffic();
     AddCompression(stats);
     stats.overlap = overlap_.figures();
+    const Filter& filter = plan_->filter;
+    if (!filter.stages.empty()) stats.interval = filter.stages[filter.StageAt(step_)].interval;
     return stats;
   }
 
@@ -297,6 +300,13 @@ class ClientImpl final : public Client, private LoopHandler {
     Payload payload;
   };
 
+  // What this worker has told the root of its steps, while the interval changes.
+  struct StepPromise {
+    std::uint64_t question = 0;
+    std::uint64_t step = 0;   // where it was
+    std::uint64_t limit = 0;  // it begins no step from here on before the plan has the change
+  };
+
   static int Threads(const Config& config) {
     if (config.worker.threads) return static_cast<int>(*config.worker.threads);
     // With few cores the I/O thread encodes and decodes: waking another costs more (docs/results).
@@ -314,6 +324,7 @@ class ClientImpl final : public Client, private LoopHandler {
   void AddConnection(const std::string& address, std::uint32_t server, std::uint32_t lane);
   void OnWelcome(std::size_t index, const Payload& payload);
   void OnPlan(const Header& header, const Payload& payload);
+  void OnAskStep(const Header& header);
   void OnReceipt(Connection& connection, std::uint64_t sequence);
   void OnReply(const Header& header, Payload payload);
   void OnPushAgain(const Header& header);
@@ -366,6 +377,21 @@ class ClientImpl final : public Client, private LoopHandler {
   std::optional<std::uint64_t> NoteVoid(const UnitWork& work, std::span<const std::uint32_t> ranks);
   void StartNext(UnitWork& work);
   void AddCompression(ClientStats& stats) const;
+  bool IsIntervalMeasured() const {
+    const FilterRules& rules = config_.compression.filter;
+    return rules.type == FilterType::kCovap && rules.interval == 0;
+  }
+  /// Between two steps of rank 0: looks now and then whether another interval fits better.
+  void ConsiderInterval();
+  void AskRootForInterval(std::uint32_t interval);
+  /// Waits for the plan that a promise was given for, if the step would break it.
+  Status KeepPromise(std::unique_lock<std::mutex>& lock, std::uint64_t step);
+  /// Of the unit in the step of its work: 1 if the filter leaves it alone.
+  std::uint32_t IntervalOf(const UnitWork& work) const {
+    const Filter& filter = plan_->filter;
+    if (plan_->units[work.unit->key].filter_classes.empty()) return 1;
+    return filter.stages[filter.StageAt(work.step)].interval;
+  }
   void GiveToken(UnitWork& work);
   std::uint64_t RoundSeedOf(const UnitWork& work) const {
     return RoundSeed(config_.job.seed, work.unit->key, work.round);
@@ -476,6 +502,13 @@ class ClientImpl final : public Client, private LoopHandler {
   LogLimiter out_of_bound_log_{std::chrono::seconds(10)};
   GoodputMeter goodput_;
   OverlapMeter overlap_;
+  // Of the filter's interval, rank 0.
+  covap::IntervalRule interval_rule_;
+  bool chooses_interval_ = true;  // false: the caller does
+  std::uint64_t next_measured_step_ = 0;
+  std::uint32_t asked_interval_ = 0;  // the last one; 0: never
+  // All ranks.
+  std::optional<StepPromise> promise_;
   std::optional<std::uint64_t> first_compressed_step_;
   bool compression_was_told_ = false;
   std::chrono::nanoseconds codec_time_{};

@@ -168,6 +168,7 @@ void ClientImpl::OnUp(PeerId peer) {
   bool barrier = false;
   std::uint64_t barrier_number = 0;
   std::uint64_t barrier_step = 0;
+  std::uint32_t interval = 0;
   bool goodbye = false;
   std::uint64_t hello_number = 0;
   {
@@ -199,6 +200,7 @@ void ClientImpl::OnUp(PeerId peer) {
       barrier = barriers_entered_ > barriers_done_;
       barrier_number = barriers_entered_ - 1;
       barrier_step = barrier_step_;
+      interval = asked_interval_;
     }
     goodbye = leaving_ && !connection.goodbye_done;
   }
@@ -226,6 +228,12 @@ void ClientImpl::OnUp(PeerId peer) {
     at_barrier.round = barrier_number;
     at_barrier.step = barrier_step;
     SendControl(index, at_barrier, {});
+  }
+  if (interval > 0) {
+    Header ask;
+    ask.kind = MessageKind::kAskInterval;
+    ask.step = interval;
+    SendControl(index, ask, {});
   }
   // What has no receipt is in the queue again (OnDown) and goes first, then the questions.
   SendPump();
@@ -335,10 +343,25 @@ void ClientImpl::OnPlan(const Header& header, const Payload& payload) {
   std::unique_lock lock(mu_);
   if (plan->version <= plan_->version) return;
   if (plan->num_servers != config_.job.servers || plan->lanes_per_server != config_.server.lanes ||
-      plan->tensors.size() < plan_->tensors.size() || plan->units.size() < plan_->units.size()) {
+      plan->tensors.size() < plan_->tensors.size() || plan->units.size() < plan_->units.size() ||
+      (plan_->version > 0 && plan->filter.stages.size() < plan_->filter.stages.size())) {
     // Comes from the root alone; a root that says this is not ours.
     loop_->Post([this] { Fail(CorruptData("the root's plan does not fit the configuration")); });
     return;
+  }
+  const std::size_t num_stages = plan_->filter.stages.size();
+  if (plan_->version > 0 && plan->filter.stages.size() > num_stages) {
+    // The root has waited for everybody's word, so this is a fault of one of the two.
+    const FilterStage& stage = plan->filter.stages[num_stages];
+    if (stage.first_step <= step_) {
+      const Status late = Internal(fmt::format(
+          "worker {} is late: it is at step {}, and hears now that the interval is {} from step {} "
+          "on (plan version {})",
+          rank_, step_, stage.interval, stage.first_step, plan->version));
+      loop_->Post([this, late] { Fail(late); });
+      return;
+    }
+    promise_.reset();
   }
   for (std::uint32_t t = static_cast<std::uint32_t>(tensors_.size()); t < plan->tensors.size();
        ++t) {
@@ -411,6 +434,9 @@ void ClientImpl::OnMessage(PeerId from, const Header& header, Payload payload) {
       return;
     case MessageKind::kPlan:
       if (index == 0) OnPlan(header, payload);
+      return;
+    case MessageKind::kAskStep:
+      if (index == 0) OnAskStep(header);
       return;
     case MessageKind::kBarrierDone: {
       const std::lock_guard lock(mu_);

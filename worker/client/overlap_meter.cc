@@ -49,6 +49,8 @@ OverlapFigures OverlapMeter::figures() const {
   figures.steps = std::min<std::uint64_t>(num_steps_, kSteps);
   if (figures.steps == 0) return figures;
   Transferred pushes;
+  double full_up_bytes = 0;
+  double full_down_bytes = 0;
   for (std::size_t i = 0; i < figures.steps; ++i) {
     const Step& step = steps_[i];
     figures.step_ms += Milliseconds(step.length);
@@ -56,12 +58,14 @@ OverlapFigures OverlapMeter::figures() const {
     figures.exposed_ms += Milliseconds(step.blocked);
     figures.up_bytes += static_cast<double>(step.up_bytes);
     figures.down_bytes += static_cast<double>(step.down_bytes);
+    full_up_bytes += static_cast<double>(step.full_up_bytes);
+    full_down_bytes += static_cast<double>(step.full_down_bytes);
     pushes.bytes += step.pushes.bytes;
     pushes.busy += step.pushes.busy;
   }
   const auto count = static_cast<double>(figures.steps);
   for (double* sum : {&figures.step_ms, &figures.compute_ms, &figures.exposed_ms, &figures.up_bytes,
-                      &figures.down_bytes}) {
+                      &figures.down_bytes, &full_up_bytes, &full_down_bytes}) {
     *sum /= count;
   }
   if (pushes.busy > Clock::duration::zero()) {
@@ -69,6 +73,7 @@ OverlapFigures OverlapMeter::figures() const {
   }
   if (figures.goodput > 0) {
     figures.comm_ms = std::max(figures.up_bytes, figures.down_bytes) / figures.goodput * 1e3;
+    figures.full_comm_ms = std::max(full_up_bytes, full_down_bytes) / figures.goodput * 1e3;
   }
   return figures;
 }

@@ -18,9 +18,13 @@ struct OverlapFigures {
   double up_bytes = 0;    // payload, a step
   double down_bytes = 0;
   double goodput = 0;  // bytes a second, each way
+  /// comm_ms, if every unit that the filter holds back at times were sent in every step.
+  double full_comm_ms = 0;
 
   /// CCR = T_comm / T_comp; 0 while either is not known.
   double ccr() const { return compute_ms > 0 ? comm_ms / compute_ms : 0.0; }
+  /// The same of steps in which every unit is sent: what the filter's interval follows from.
+  double full_ccr() const { return compute_ms > 0 ? full_comm_ms / compute_ms : 0.0; }
 };
 
 /// Measures T_comm and T_comp of the caller's steps from what it calls and what is transferred.
@@ -38,6 +42,9 @@ struct OverlapFigures {
 class OverlapMeter {
  public:
   using Clock = std::chrono::steady_clock;
+  /// Means are over so many steps: they follow a link that changes; a step's time alone varies too
+  /// much.
+  static constexpr std::size_t kSteps = 16;
   /// What a transfer has come to since the connection was made.
   struct Transferred {
     std::uint64_t bytes = 0;
@@ -48,9 +55,16 @@ class OverlapMeter {
   void HandedOver(std::uint64_t step, Transferred pushes, Clock::time_point now);
   void WaitBegins(Clock::time_point now);
   void WaitEnds(Clock::time_point now);
-  /// Units: bytes of payload.
-  void Pushed(std::size_t bytes) { open_.up_bytes += bytes; }
-  void Pulled(std::size_t bytes) { open_.down_bytes += bytes; }
+  /// Units: bytes of payload. Of what is sent once in `interval` steps a full step has about so
+  /// many times the bytes, since classes are alike in size.
+  void Pushed(std::size_t bytes, std::uint32_t interval = 1) {
+    open_.up_bytes += bytes;
+    open_.full_up_bytes += std::uint64_t{bytes} * interval;
+  }
+  void Pulled(std::size_t bytes, std::uint32_t interval = 1) {
+    open_.down_bytes += bytes;
+    open_.full_down_bytes += std::uint64_t{bytes} * interval;
+  }
 
   OverlapFigures figures() const;
 
@@ -61,13 +75,12 @@ class OverlapMeter {
     Clock::duration blocked{};
     std::uint64_t up_bytes = 0;
     std::uint64_t down_bytes = 0;
+    std::uint64_t full_up_bytes = 0;
+    std::uint64_t full_down_bytes = 0;
     Transferred pushes;  // in this step
   };
 
   void NoteBlocked(Clock::time_point until);
-
-  // So many follow a link that changes; a step's time alone varies too much.
-  static constexpr std::size_t kSteps = 16;
 
   std::array<Step, kSteps> steps_;
   std::uint64_t num_steps_ = 0;  // ever

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "common/base/log.h"
+#include "common/plan/plan.h"
 #include "common/wire/nonfinite.h"
 #include "worker/client/client_impl.h"
 
@@ -15,6 +16,9 @@ namespace {
 
 // When the worth of compression is told, in steps that had some.
 constexpr std::uint64_t kStepsBeforeReport = 50;
+
+// How often the interval is looked at, in steps. Two windows of the meter: a change costs a plan.
+constexpr std::uint64_t kStepsBetweenMeasures = 2 * OverlapMeter::kSteps;
 
 // CPU time and not the clock's: a codec that waits for a core which the trainer uses costs nothing
 // meanwhile. A call takes about a microsecond, a unit makes four.
@@ -181,7 +185,9 @@ Status ClientImpl::EndStep() {
   }
   if (closing_) return InvalidArgument("EndStep after Close");
   if (!error_.ok()) return error_;
+  GRADWIRE_RETURN_IF_ERROR(KeepPromise(lock, step_ + 1));
   ++step_;
+  ConsiderInterval();
   for (const auto& work : units_) {
     if (work->state == UnitState::kGathering) {
       if (work->members_here > 0) MakeReady(*work);
@@ -209,6 +215,78 @@ Status ClientImpl::EndStep() {
       {Field("saves_ms", worth.compression_saves_ms), Field("costs_ms", worth.compression_costs_ms),
        Field("goodput_mbit_s", worth.goodput * 8e-6), Field("rank", rank_)});
   return Status::Ok();
+}
+
+Status ClientImpl::AskForInterval(std::uint32_t interval) {
+  const std::lock_guard lock(mu_);
+  if (closing_) return InvalidArgument("AskForInterval after Close");
+  if (!error_.ok()) return error_;
+  if (rank_ != 0 || !IsIntervalMeasured() || interval == 0 || interval > kMaxFilterInterval) {
+    return InvalidArgument(fmt::format(
+        "rank {} asks for the interval {}, expected rank 0 and 1 to {}, with a filter whose "
+        "interval is auto",
+        rank_, interval, kMaxFilterInterval));
+  }
+  chooses_interval_ = false;
+  AskRootForInterval(interval);
+  return Status::Ok();
+}
+
+void ClientImpl::AskRootForInterval(std::uint32_t interval) {
+  asked_interval_ = interval;
+  loop_->Post([this, interval] {
+    Header header;
+    header.kind = MessageKind::kAskInterval;
+    header.step = interval;
+    SendControl(0, header, {});
+  });
+}
+
+void ClientImpl::ConsiderInterval() {
+  if (rank_ != 0 || !chooses_interval_ || !IsIntervalMeasured()) return;
+  const std::vector<FilterStage>& stages = plan_->filter.stages;
+  // Only steps of the interval that holds count, and none of a warm-up.
+  if (stages.empty() || step_ < next_measured_step_ ||
+      step_ < stages.back().first_step + OverlapMeter::kSteps) {
+    return;
+  }
+  const OverlapFigures figures = overlap_.figures();
+  if (figures.steps < OverlapMeter::kSteps || figures.full_ccr() <= 0) return;
+  next_measured_step_ = step_ + kStepsBetweenMeasures;
+  const std::uint32_t now = stages.back().interval;
+  const std::uint32_t most =
+      std::clamp(NumFilteredUnits(*plan_), std::uint32_t{1}, kMaxFilterInterval);
+  const auto interval = interval_rule_.Decide(figures.full_ccr(), now, most);
+  if (!interval) return;
+  LogInfo("client", "another interval fits better",
+          {Field("from", now), Field("to", *interval),
+           Field("ccr", fmt::format("{:.2f}", figures.full_ccr())),
+           Field("comm_ms", fmt::format("{:.2f}", figures.full_comm_ms)),
+           Field("compute_ms", fmt::format("{:.2f}", figures.compute_ms)), Field("step", step_)});
+  AskRootForInterval(*interval);
+}
+
+Status ClientImpl::KeepPromise(std::unique_lock<std::mutex>& lock, std::uint64_t step) {
+  const auto keeps = [&] { return !promise_ || step < promise_->limit; };
+  if (keeps()) return Status::Ok();
+  return Await(lock, keeps, [&] {
+    return fmt::format("step {}: another interval begins, and the root's plan has not come", step);
+  });
+}
+
+void ClientImpl::OnAskStep(const Header& header) {
+  Header answer;
+  answer.kind = MessageKind::kStep;
+  answer.round = header.round;
+  {
+    const std::lock_guard lock(mu_);
+    // Asked twice, around a cut, it says the same.
+    if (!promise_ || promise_->question != header.round) {
+      promise_ = {header.round, step_, step_ + header.step};
+    }
+    answer.step = promise_->step;
+  }
+  SendControl(0, answer, {});
 }
 
 void ClientImpl::AddCompression(ClientStats& stats) const {
@@ -506,7 +584,7 @@ void ClientImpl::SendPump() {
       Payload payload = work.payload;
       const PeerId peer = connection.peer;
       goodput_.Sent(Clock::now());
-      overlap_.Pushed(work.payload.size());
+      overlap_.Pushed(work.payload.size(), IntervalOf(work));
       lock.unlock();
       // A peer that has just gone: OnDown puts the unit back into the queue.
       (void)loop_->Send(peer, header, std::move(payload));
@@ -554,7 +632,7 @@ void ClientImpl::OnReply(const Header& header, Payload payload) {
     }
     work->state = UnitState::kDecoding;
     work->reply_kind = header.reply;
-    overlap_.Pulled(payload.size());
+    overlap_.Pulled(payload.size(), IntervalOf(*work));
     work->reply = std::move(payload);
     GiveToken(*work);  // after a cut the reply may come without the receipt
     if (!ready_.empty()) ScheduleEncode();

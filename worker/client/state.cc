@@ -184,7 +184,9 @@ Status ClientImpl::RestoreState(ByteView saved) {
   }
   GRADWIRE_RETURN_IF_ERROR(EnterBarrier(state.step));
   {
-    const std::lock_guard lock(mu_);  // nothing begins meanwhile
+    std::unique_lock lock(mu_);
+    GRADWIRE_RETURN_IF_ERROR(KeepPromise(lock, state.step));
+    // Nothing begins from here on.
     GRADWIRE_RETURN_IF_ERROR(CheckIdle());
     GRADWIRE_RETURN_IF_ERROR(residuals_.Restore(state.residuals));
     step_ = state.step;

@@ -1,0 +1,472 @@
+// Another interval of the filter in mid-run: it begins in the same step everywhere, and nothing is
+// lost.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <filesystem>
+#include <future>
+#include <thread>
+
+#include "common/base/buffer_pool.h"
+#include "common/base/random.h"
+#include "common/plan/plan.h"
+#include "common/wire/control.h"
+#include "tests/integration/cluster.h"
+
+namespace gradwire::testing {
+namespace {
+
+using std::chrono::seconds;
+
+using Doubles = std::vector<std::vector<double>>;  // [tensor][element]
+
+Config AutoConfig(std::uint32_t workers, std::uint32_t servers = 1) {
+  Config config = TestConfig(workers, servers);
+  config.compression.filter.type = FilterType::kCovap;
+  config.compression.filter.interval = 0;
+  config.compression.filter.c0 = 1.0;
+  return config;
+}
+
+std::vector<TensorDeclaration> Tensors(ReduceOp op) {
+  std::vector<TensorDeclaration> tensors;
+  for (std::size_t t = 0; t < 10; ++t) {
+    tensors.push_back(Tensor(fmt::format("w{}", t), 5000 + 1111 * t, DType::kFloat32, op));
+  }
+  return tensors;
+}
+
+void RequireNone(Failures& failures) {
+  const std::string text = failures.Take();
+  INFO(text);
+  REQUIRE(text.empty());
+}
+
+std::size_t NumStages(const Client& client) { return client.plan().filter.stages.size(); }
+
+/// Rank 0 asks, and waits until its plan has the change.
+void Change(Client& client, std::uint32_t interval, Failures& failures) {
+  const std::size_t before = NumStages(client);
+  if (!failures.Ok(client.AskForInterval(interval), "ask")) return;
+  const auto deadline = std::chrono::steady_clock::now() + seconds(30);
+  while (NumStages(client) == before) {
+    if (!failures.Expect(std::chrono::steady_clock::now() < deadline, "no change came")) return;
+    std::this_thread::yield();
+  }
+  failures.Expect(client.plan().filter.stages.back().interval == interval, "another interval");
+}
+
+struct Asked {
+  int step;
+  std::uint32_t interval;
+};
+
+// Each change has begun before the next one is asked for, and the last one holds for some time.
+constexpr Asked kChanges[] = {{10, 4}, {45, 2}, {80, 8}};
+constexpr int kSteps = 140;
+
+void ChangeIfDue(Client& client, int step, Failures& failures) {
+  if (client.rank() != 0) return;
+  for (const auto& [at, interval] : kChanges) {
+    if (at == step) Change(client, interval, failures);
+  }
+}
+
+TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
+          "[integration][covap]") {
+  const std::uint32_t workers = GENERATE(1U, 2U, 3U);
+  const auto assign = GENERATE(FilterAssign::kBalanced, FilterAssign::kIndex);
+  // One message of each kind that a change takes is lost on its way.
+  const MessageKind lost = GENERATE(MessageKind::kHeartbeat, MessageKind::kAskInterval,
+                                    MessageKind::kAskStep, MessageKind::kStep, MessageKind::kPlan);
+  const bool zmq = workers == 2 && lost == MessageKind::kHeartbeat;
+  CAPTURE(workers, static_cast<int>(assign), MessageKindName(lost), zmq);
+  const std::vector<TensorDeclaration> tensors = Tensors(ReduceOp::kSum);
+  Doubles gradients;  // over all ranks and steps
+  Doubles out;
+  Doubles residuals;
+  for (const auto& tensor : tensors) {
+    for (Doubles* each : {&gradients, &out, &residuals}) each->emplace_back(tensor.num_elements());
+  }
+  std::mutex mu;
+  Failures failures;
+  Config config = AutoConfig(workers, 2);
+  config.compression.filter.assign = assign;
+  Cluster cluster(config, zmq ? TransportKind::kZmq : TransportKind::kInproc);
+  cluster.Run([&](Client& client) {
+    const auto ids = client.Declare(tensors);
+    if (!failures.Ok(ids.status(), "declare")) return;
+    // A second plan version before any change, and the caller's choice instead of measurements.
+    const auto more = client.Declare(std::vector{Tensor("more", 100)});
+    if (!failures.Ok(more.status(), "declare")) return;
+    if (client.rank() == 0) failures.Ok(client.AskForInterval(1), "ask for what is");
+    std::vector<std::vector<float>> values;
+    std::vector<Handle> handles(tensors.size());
+    for (const auto& tensor : tensors) values.emplace_back(tensor.num_elements());
+    const auto finish = [&](int step, std::size_t t) {
+      if (!failures.Ok(client.Wait(handles[t]), "wait") || client.rank() != 0) return;
+      const auto ranges = client.ActiveRanges(handles[t]);
+      if (!failures.Ok(ranges.status(), "active ranges")) return;
+      std::vector<bool> active(values[t].size(), false);
+      for (const ElementRange& range : *ranges) {
+        for (std::uint64_t i = 0; i < range.count; ++i) active.at(range.offset + i) = true;
+      }
+      for (std::size_t i = 0; i < values[t].size(); ++i) {
+        out[t][i] += values[t][i];
+        if (active[i] == (values[t][i] != 0.0F)) continue;
+        failures.Add(fmt::format("step {} tensor {} element {}", step, t, i));
+        return;
+      }
+    };
+    for (int step = 0; step < kSteps; ++step) {
+      if (client.rank() == 0 && !zmq &&
+          std::any_of(std::begin(kChanges), std::end(kChanges),
+                      [&](const Asked& asked) { return asked.step == step; })) {
+        cluster.network().CutAt("inproc://s0l0",
+                                [lost](const Header& header) { return header.kind == lost; });
+      }
+      for (std::size_t t = 0; t < tensors.size(); ++t) {
+        // Rank 0 and the odd ones differ in when they wait, and so in how far ahead they run.
+        if (step > 0 && client.rank() % 2 == 1) finish(step - 1, t);
+        {
+          const std::lock_guard lock(mu);
+          for (std::size_t i = 0; i < values[t].size(); ++i) {
+            // Never 0, so that an element of a sum is 0 just where nothing was sent.
+            values[t][i] = static_cast<float>(
+                1 + (i * 7 + client.rank() * 3 + t + static_cast<std::size_t>(step)) % 9);
+            gradients[t][i] += values[t][i];
+          }
+        }
+        const auto handle =
+            client.PushPullAsync((*ids)[t], InputOf(values[t]), OutputOf(values[t]));
+        if (!failures.Ok(handle.status(), "push")) return;
+        handles[t] = *handle;
+        if (t == 3) ChangeIfDue(client, step, failures);  // with pushes under way
+      }
+      if (!failures.Ok(client.EndStep(), "end of step")) return;
+      for (std::size_t t = 0; t < tensors.size() && client.rank() % 2 == 0; ++t) finish(step, t);
+    }
+    for (std::size_t t = 0; t < tensors.size() && client.rank() % 2 == 1; ++t) {
+      finish(kSteps - 1, t);
+    }
+    failures.Ok(client.Barrier(), "barrier");
+    const Filter filter = client.plan().filter;
+    if (failures.Expect(filter.stages.size() == 1 + std::size(kChanges),
+                        fmt::format("{} stages", filter.stages.size()))) {
+      for (std::size_t s = 1; s < filter.stages.size(); ++s) {
+        const auto& [at, interval] = kChanges[s - 1];
+        const FilterStage& stage = filter.stages[s];
+        failures.Expect(stage.interval == interval && stage.first_step >= 8U + at &&
+                            stage.first_step < 30U + at,
+                        fmt::format("{} from {} on", stage.interval, stage.first_step));
+      }
+    }
+    failures.Expect(client.stats().interval == 8, "the interval in the stats");
+    failures.Expect(client.stats().held_back_units > 0, "nothing was held back");
+    const std::lock_guard lock(mu);
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      const std::vector<float> residual = client.ReadResidual((*ids)[t]);
+      for (std::size_t i = 0; i < residual.size(); ++i) residuals[t][i] += residual[i];
+    }
+  });
+  RequireNone(failures);
+  double held = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    CAPTURE(tensors[t].name);
+    for (std::size_t i = 0; i < out[t].size(); ++i) {
+      held += residuals[t][i];
+      if (out[t][i] + residuals[t][i] == gradients[t][i]) continue;
+      CAPTURE(i, out[t][i], residuals[t][i], gradients[t][i]);
+      FAIL("an element is not conserved");
+    }
+  }
+  REQUIRE(held > 0);  // otherwise there was nothing to conserve
+}
+
+/// Rank 0's results of all steps, and the plan at the end.
+struct Run {
+  std::vector<std::vector<float>> results;
+  Plan plan;
+};
+
+Run RunWithChanges(const Config& config, bool asks) {
+  const std::vector<TensorDeclaration> tensors = Tensors(ReduceOp::kAverage);
+  Cluster cluster(config, TransportKind::kInproc);
+  Run run;
+  Failures failures;
+  cluster.Run([&](Client& client) {
+    const auto ids = client.Declare(tensors);
+    if (!failures.Ok(ids.status(), "declare")) return;
+    std::vector<std::vector<float>> values;
+    for (const auto& tensor : tensors) values.emplace_back(tensor.num_elements());
+    if (asks && client.rank() == 0) failures.Ok(client.AskForInterval(1), "ask for what is");
+    for (int step = 0; step < kSteps; ++step) {
+      for (std::size_t t = 0; t < tensors.size(); ++t) {
+        CounterRng rng(
+            HashCombine(HashCombine(client.rank(), t), static_cast<std::uint64_t>(step)));
+        for (float& value : values[t]) value = static_cast<float>(rng.NextGaussian());
+      }
+      if (asks) ChangeIfDue(client, step, failures);
+      PushAll(client, *ids, values, failures);
+      if (client.rank() == 0) {
+        run.results.insert(run.results.end(), values.begin(), values.end());
+      }
+    }
+    if (client.rank() == 0) run.plan = client.plan();
+  });
+  RequireNone(failures);
+  return run;
+}
+
+TEST_CASE("the plan of a run whose interval has changed repeats it bit for bit",
+          "[integration][covap]") {
+  const std::string spec = GENERATE("none", "onebit");
+  CAPTURE(spec);
+  Config config = AutoConfig(2, 2);
+  config.compression.filter.c0.reset();  // weights that depend on the step and the interval
+  SetCompressor(config, spec);
+  const Run first = RunWithChanges(config, true);
+  REQUIRE(first.plan.filter.stages.size() == 1 + std::size(kChanges));
+
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() / fmt::format("gradwire_plan_{:x}", RandomId());
+  REQUIRE(SavePlan(first.plan, path.string()) == Status::Ok());
+  Config replay = config;
+  replay.plan = path.string();
+  // Nobody asks, and whatever is measured meanwhile changes nothing.
+  const Run second = RunWithChanges(replay, false);
+  std::filesystem::remove(path);
+  CHECK(second.plan.filter == first.plan.filter);
+  REQUIRE(second.results == first.results);
+}
+
+TEST_CASE("an interval is asked for by rank 0 and where it is auto", "[integration][covap]") {
+  const bool fixed = GENERATE(false, true);
+  Config config = AutoConfig(2);
+  if (fixed) config.compression.filter.interval = 2;
+  Cluster cluster(config, TransportKind::kInproc);
+  Failures failures;
+  cluster.Run([&](Client& client) {
+    const auto refused = [&](std::uint32_t interval) {
+      const Status status = client.AskForInterval(interval);
+      failures.Expect(
+          status.message() ==
+              fmt::format("rank {} asks for the interval {}, expected rank 0 and 1 to 256, with a "
+                          "filter whose interval is auto",
+                          client.rank(), interval),
+          status.ToString());
+    };
+    refused(0);
+    refused(257);
+    if (fixed || client.rank() != 0) refused(4);
+    failures.Ok(client.EndStep(), "the job goes on");
+  });
+  RequireNone(failures);
+}
+
+TEST_CASE("no interval is larger than the number of units", "[integration][covap]") {
+  Cluster cluster(AutoConfig(2), TransportKind::kInproc);
+  Failures failures;
+  cluster.Run([&](Client& client) {
+    const auto ids = client.Declare(std::vector{Tensor("a", 5000), Tensor("b", 5000)});
+    if (!failures.Ok(ids.status(), "declare")) return;
+    std::vector<std::vector<float>> values(2, std::vector<float>(5000, 1.0F));
+    if (client.rank() == 0) {
+      failures.Ok(client.AskForInterval(200), "ask");
+      while (NumStages(client) == 1) std::this_thread::yield();
+      failures.Expect(client.plan().filter.stages.back().interval == 2, "not bounded");
+    }
+    for (int step = 0; step < 30; ++step) PushAll(client, *ids, values, failures);
+    failures.Expect(client.stats().held_back_units > 0, "nothing was held back");
+  });
+  RequireNone(failures);
+}
+
+TEST_CASE("a worker that has left does not keep the interval from changing",
+          "[integration][covap]") {
+  Cluster cluster(AutoConfig(2), TransportKind::kInproc);
+  Failures failures;
+  std::promise<void> has_left;
+  std::thread leaver([&] {
+    auto client = cluster.ConnectWorker(1);
+    if (!failures.Ok(client.status(), "connect")) return;
+    failures.Ok((*client)->Declare(std::vector{Tensor("a", 5000), Tensor("b", 5000)}).status(),
+                "declare");
+    failures.Ok((*client)->Close(), "close");
+    has_left.set_value();
+  });
+  auto client = cluster.ConnectWorker(0);
+  REQUIRE(client.ok());
+  failures.Ok((*client)->Declare(std::vector{Tensor("a", 5000), Tensor("b", 5000)}).status(),
+              "declare");
+  has_left.get_future().wait();
+  Change(**client, 2, failures);
+  failures.Ok((*client)->Close(), "close");
+  leaver.join();
+  RequireNone(failures);
+}
+
+TEST_CASE("a step that computes nothing ends up with another interval than 1",
+          "[integration][covap]") {
+  // Its bytes take longer than the calls that hand them over, by far, whatever the machine does.
+  Config config = AutoConfig(1);
+  config.partition.bytes = 256 * 1024;
+  Cluster cluster(config, TransportKind::kZmq);
+  Failures failures;
+  cluster.Run([&](Client& client) {
+    const auto ids = client.Declare(std::vector{Tensor("w", 4'000'000)});
+    if (!failures.Ok(ids.status(), "declare")) return;
+    std::vector<std::vector<float>> values(1, std::vector<float>(4'000'000, 1.0F));
+    const std::size_t units = client.plan().units.size();
+    for (int step = 0; step < 400 && client.stats().interval == 1; ++step) {
+      PushAll(client, *ids, values, failures);
+    }
+    const ClientStats stats = client.stats();
+    failures.Expect(
+        stats.interval > 1 && stats.interval <= units,
+        fmt::format("interval {} with CCR {}", stats.interval, stats.overlap.full_ccr()));
+  });
+  RequireNone(failures);
+}
+
+/// The root, and only server, of a job of one worker; says what the test tells it to.
+class ScriptedRoot final : public LoopHandler {
+ public:
+  ScriptedRoot(InprocNetwork& network, const Config& config) : loop_(network.MakeLoop()) {
+    options_.fuse_below = 1;
+    options_.compression = config.compression;
+    plan_ = EmptyPlan(options_);
+    REQUIRE(loop_->Listen("inproc://root").ok());
+    REQUIRE(loop_->Start(this, "root").ok());
+  }
+  ~ScriptedRoot() override { loop_->Stop(); }
+
+  void SendPlanWith(std::uint32_t interval, std::uint64_t first_step) {
+    loop_->Post([this, interval, first_step] {
+      auto changed = ChangeInterval(plan_, interval, first_step, options_, BuiltinCompressors());
+      if (!changed.ok()) return;  // then the test waits in vain
+      plan_ = std::move(changed).value();
+      SendPlan();
+    });
+  }
+  void Ask(std::uint64_t question, std::uint64_t steps_ahead) {
+    loop_->Post([this, question, steps_ahead] {
+      Header header;
+      header.kind = MessageKind::kAskStep;
+      header.round = question;
+      header.step = steps_ahead;
+      (void)loop_->Send(worker_, header, {});
+    });
+  }
+  /// The step that the worker has said last, as its answer number `count`.
+  std::uint64_t AwaitAnswer(std::size_t count) {
+    std::unique_lock lock(mu_);
+    REQUIRE(changed_.wait_for(lock, seconds(30), [&] { return answers_.size() >= count; }));
+    return answers_.at(count - 1);
+  }
+
+ private:
+  void OnMessage(PeerId from, const Header& header, Payload payload) override {
+    Header answer;
+    if (header.kind == MessageKind::kHello) {
+      worker_ = from;
+      answer.kind = MessageKind::kWelcome;
+      Send(answer, Serialize(Welcome{1, 1, {{"inproc://root"}}}));
+    } else if (header.kind == MessageKind::kDeclare) {
+      const auto declare = ParseDeclare(payload.bytes);
+      auto extended = ExtendPlan(plan_, declare.value().tensors, options_, BuiltinCompressors());
+      plan_ = std::move(extended).value();
+      SendPlan();
+    } else if (header.kind == MessageKind::kStep) {
+      const std::lock_guard lock(mu_);
+      answers_.push_back(header.step);
+      changed_.notify_all();
+    } else if (header.kind == MessageKind::kGoodbye) {
+      answer.kind = MessageKind::kGoodbyeAck;
+      Send(answer, {});
+    }
+  }
+  void SendPlan() {
+    Header header;
+    header.kind = MessageKind::kPlan;
+    header.plan_version = plan_.version;
+    header.round = 1;
+    Send(header, Serialize(plan_));
+  }
+  void Send(const Header& header, const std::vector<std::byte>& body) {
+    Payload payload;
+    if (!body.empty()) {
+      const PooledBuffer buffer = pool_.Acquire(body.size());
+      std::copy(body.begin(), body.end(), buffer.bytes().begin());
+      payload = buffer.Share(body.size());
+    }
+    (void)loop_->Send(worker_, header, std::move(payload));
+  }
+
+  BufferPool pool_;
+  std::unique_ptr<Loop> loop_;
+  PlanOptions options_;
+  Plan plan_;          // the loop's thread
+  PeerId worker_ = 0;  // the same
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::vector<std::uint64_t> answers_;  // guarded by mu_
+};
+
+Config ScriptedConfig() {
+  Config config = AutoConfig(1);
+  config.endpoint = "inproc://root";
+  return config;
+}
+
+TEST_CASE("a worker keeps its word on how far it goes until the plan has the change",
+          "[integration][covap]") {
+  const auto network = MakeInprocNetwork();
+  const Config config = ScriptedConfig();
+  ScriptedRoot root(*network, config);
+  auto client = Client::Connect(config, 0, network->MakeLoop());
+  REQUIRE(client.ok());
+  REQUIRE((*client)->Declare(std::vector{Tensor("a", 5000), Tensor("b", 5000)}).ok());
+  for (int i = 0; i < 5; ++i) REQUIRE((*client)->EndStep().ok());
+  root.Ask(1, 3);
+  REQUIRE(root.AwaitAnswer(1) == 5);
+  REQUIRE((*client)->EndStep().ok());
+  root.Ask(1, 3);  // again, as after a cut: the word that was given stands
+  REQUIRE(root.AwaitAnswer(2) == 5);
+  REQUIRE((*client)->EndStep().ok());  // step 7 begins
+  auto next = std::async(std::launch::async, [&] { return (*client)->EndStep(); });
+  CHECK(next.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout);
+  root.SendPlanWith(2, 8);
+  REQUIRE(next.get().ok());
+  CHECK((*client)->stats().interval == 2);
+  for (int i = 0; i < 5; ++i) REQUIRE((*client)->EndStep().ok());  // there is nothing to keep now
+  root.Ask(2, 3);
+  REQUIRE(root.AwaitAnswer(3) == 13);
+  root.SendPlanWith(1, 16);
+  CHECK((*client)->Close().ok());
+}
+
+TEST_CASE("a worker that hears of an interval too late says so and ends the job",
+          "[integration][covap]") {
+  const auto network = MakeInprocNetwork();
+  const Config config = ScriptedConfig();
+  ScriptedRoot root(*network, config);
+  auto client = Client::Connect(config, 0, network->MakeLoop());
+  REQUIRE(client.ok());
+  REQUIRE((*client)->Declare(std::vector{Tensor("a", 5000), Tensor("b", 5000)}).ok());
+  for (int i = 0; i < 5; ++i) REQUIRE((*client)->EndStep().ok());
+  root.SendPlanWith(2, 5);
+  const Status status = (*client)->Barrier();  // which this root never answers
+  CHECK(status.code() == StatusCode::kInternal);
+  CHECK(status.message() ==
+        "worker 0 is late: it is at step 5, and hears now that the interval is 2 from step 5 on "
+        "(plan version 2)");
+  CHECK((*client)->EndStep().message() == status.message());
+}
+
+}  // namespace
+}  // namespace gradwire::testing
