@@ -363,12 +363,13 @@ void Root::BeginIntervalChange() {
     return;
   }
   ++changes_;
-  change_.emplace();
-  change_->interval = interval;
-  change_->steps_ahead =
+  IntervalChange change;
+  change.interval = interval;
+  change.steps_ahead =
       std::max<std::uint64_t>(2 * std::max(now.interval, interval), kFewestStepsAhead);
-  change_->reached.resize(workers_.size());
-  change_->opened = Clock::now();
+  change.reached.resize(workers_.size());
+  change.opened = Clock::now();
+  change_ = std::move(change);
   for (const Member& worker : workers_) SendAskStep(worker);
   CompleteIntervalChange();
 }

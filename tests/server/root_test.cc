@@ -61,8 +61,9 @@ constexpr PeerId kServerPeer = 200;
 class Fixture {
  public:
   explicit Fixture(std::uint32_t workers, std::uint32_t servers = 1, std::uint32_t lanes = 1)
-      : config(MakeConfig(workers, servers, lanes)),
-        root(config, BuiltinCompressors(), Lanes(0), output) {}
+      : Fixture(MakeConfig(workers, servers, lanes)) {}
+  explicit Fixture(const Config& given)
+      : config(given), root(config, BuiltinCompressors(), Lanes(0), output) {}
 
   static Config MakeConfig(std::uint32_t workers, std::uint32_t servers, std::uint32_t lanes) {
     Config config;
@@ -450,6 +451,98 @@ TEST_CASE("barriers around the state of different steps name both ranks and step
       Has(fixture.output.failures[0].message(),
           "state of different steps: worker 1 at 10.0.0.2 (host n1, pid 4001) saves or restores "
           "step 10, worker 0 at"));
+}
+
+TEST_CASE("an interval begins where no worker is, once all have said where they are",
+          "[server][unit][covap]") {
+  Config config = Fixture::MakeConfig(2, 2, 1);
+  config.compression.filter.type = FilterType::kCovap;
+  config.partition.fuse_below = 0;
+  Fixture fixture(config);
+  fixture.Begin();
+  std::vector<TensorDeclaration> tensors;
+  for (int i = 0; i < 6; ++i) tensors.push_back(Fixture::Tensor(fmt::format("w{}", i), 10));
+  const auto asked = [&] { return fixture.output.TakeReceivers(MessageKind::kAskStep); };
+  const std::vector<PeerId> both = {kWorkerPeer, kWorkerPeer + 1};
+
+  // Before there are units there is nothing to change.
+  fixture.root.OnAskInterval(0, 4);
+  fixture.Declare(0, 0, tensors);
+  fixture.Declare(1, 0, tensors);
+  REQUIRE(asked().empty());
+  // Not while a plan is on its way.
+  fixture.root.OnAskInterval(0, 4);
+  fixture.root.OnPlanAck(0, 1);
+  REQUIRE(asked().empty());
+  fixture.root.OnPlanAck(1, 1);
+  const Header question = fixture.output.sent.back().header;
+  REQUIRE(asked() == both);
+  CHECK(question.round == 1);
+  CHECK(question.step == 8);  // two intervals of the longer one
+
+  // Of several wishes meanwhile the last one comes next.
+  fixture.root.OnAskInterval(0, 3);
+  fixture.root.OnAskInterval(0, 50);
+  REQUIRE(asked().empty());
+  fixture.root.OnStep(1, 1, 42);
+  fixture.root.OnStep(0, 7, 99);  // no answer to this question
+  REQUIRE(fixture.output.installed.size() == 1);
+  const std::vector<OpenCall> calls = fixture.root.OpenCalls();
+  REQUIRE(calls.size() == 1);
+  CHECK(calls[0].what == "change of the interval to 4");
+  CHECK(calls[0].here == std::vector<std::uint32_t>{1});
+  CHECK(calls[0].missing == std::vector<std::uint32_t>{0});
+  // Who comes back is asked again if its answer is missing.
+  REQUIRE(fixture.Worker(1).ok());
+  REQUIRE(asked().empty());
+  REQUIRE(fixture.Worker(0).ok());
+  REQUIRE(asked() == std::vector<PeerId>{kWorkerPeer});
+  fixture.output.sent.clear();
+  fixture.root.OnStep(0, 1, 40);
+  REQUIRE(fixture.output.installed.size() == 2);
+  const FilterStage stage = fixture.output.installed[1]->filter.stages.back();
+  CHECK(stage.interval == 4);
+  CHECK(stage.first_step == 50);
+  CHECK(fixture.root.OpenCalls().empty());
+
+  // A declaration that closes before the servers have it takes it along.
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    fixture.Declare(rank, 1, {Fixture::Tensor("late", 10)});
+  }
+  REQUIRE(fixture.output.installed.size() == 3);
+  CHECK(fixture.output.installed[2]->version == 3);
+  CHECK(fixture.output.installed[2]->filter.stages.size() == 2);
+  fixture.output.TakeReceivers(MessageKind::kPlan);
+  for (std::uint32_t server = 0; server < 2; ++server) fixture.root.OnPlanAck(server, 2);
+  REQUIRE(fixture.output.sent.empty());
+  for (std::uint32_t server = 0; server < 2; ++server) fixture.root.OnPlanAck(server, 3);
+  REQUIRE(fixture.output.TakeReceivers(MessageKind::kPlan) == both);
+  // The wish that waited: no more than there are units, and after the stage before.
+  CHECK(fixture.output.sent.back().header.step == 14);
+  REQUIRE(asked() == both);
+  fixture.root.OnStep(0, 2, 20);
+  fixture.root.OnLeft(1);
+  REQUIRE(fixture.output.installed.size() == 4);
+  CHECK(fixture.output.installed[3]->filter.stages.back().interval == 7);
+  CHECK(fixture.output.installed[3]->filter.stages.back().first_step == 51);
+  for (std::uint32_t server = 0; server < 2; ++server) fixture.root.OnPlanAck(server, 4);
+  // What it is already costs nothing; who has left is not asked.
+  fixture.root.OnAskInterval(0, 7);
+  REQUIRE(asked().empty());
+  fixture.root.OnAskInterval(0, 1);
+  REQUIRE(asked() == std::vector<PeerId>{kWorkerPeer});
+  REQUIRE(fixture.output.failures.empty());
+
+  fixture.root.OnAskInterval(1, 4);
+  fixture.root.OnAskInterval(0, 257);
+  REQUIRE(fixture.output.failures.size() == 2);
+  CHECK(fixture.output.failures[0].message() ==
+        "worker 1 at 10.0.0.2 (host n1, pid 4001) asks for the interval 4, expected worker 0 and 1 "
+        "to 256, with a filter whose interval is auto");
+  Fixture fixed(1);
+  fixed.Begin();
+  fixed.root.OnAskInterval(0, 4);
+  REQUIRE(fixed.output.failures.size() == 1);
 }
 
 TEST_CASE("open calls have the age of the first who came, and who is here and missing",

@@ -54,7 +54,7 @@ Message Parsed(const std::vector<std::byte>& bytes) {
 
 // ---- Examples ----------------------------------------------------------------------------------
 
-constexpr std::uint32_t kNumKinds = 21;
+constexpr std::uint32_t kNumKinds = 24;
 
 /// A header that a kind may carry, with every other field at its largest.
 Header LargestHeader(MessageKind kind) {
