@@ -751,6 +751,9 @@ TEST_CASE("the stretches that the filter sends are listed", "[capi]") {
     double skips = 0;
     check.Ok(gradwire_get_value(client, "filter_skips", &skips), "value");
     check.Expect(skips == 1, "the filter skips");
+    double interval = 0;
+    check.Ok(gradwire_get_value(client, "interval", &interval), "value");
+    check.Expect(interval == 2, "the interval");
     gradwire_handle handle{};
     for (std::uint64_t step = 0; step < 4; ++step) {
       std::vector<float> in(extent, 1.0F);

@@ -495,6 +495,7 @@ def filtered():
     expect(plan["filter"]["stages"][0]["interval"] == 2, str(plan["filter"]))
     expect([unit["filter_classes"] for unit in plan["units"]] == [[0], [1]], "classes")
     expect(gradwire.stats()["held_back_units"] == 4, str(gradwire.stats()))
+    expect(gradwire.stats()["interval"] == 2, str(gradwire.stats()))
     # What is left alone of an array that the package makes is zeros.
     fresh = gradwire.push_pull(array, average=False, name="w")
     expect((fresh[4096:] == 0).all() and (fresh[:4096] > 0).all(), "a fresh array")

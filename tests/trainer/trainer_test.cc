@@ -699,6 +699,9 @@ TEST_CASE("the report is written as JSON, with nulls for what is not there", "[t
   CHECK(json.find("\"push_ratio\": null") != std::string::npos);
   CHECK(json.find("\"ccr\": null") != std::string::npos);
   CHECK(json.find("\"digest\": \"0000000000000abc\"\n}") != std::string::npos);
+  CHECK(json.find("\"interval\": null") != std::string::npos);
+  run.report.interval = 4;
+  CHECK(ToJson(run).find("\"interval\": 4,") != std::string::npos);
   run.report.overlap.comm_ms = 3.0;
   run.report.overlap.compute_ms = 2.0;
   CHECK(ToJson(run).find("\"ccr\": 1.5,") != std::string::npos);

@@ -509,6 +509,7 @@ gradwire_status gradwire_get_value(const gradwire_client* client, const char* na
         {"compute_ms", now.overlap.compute_ms},
         {"exposed_ms", now.overlap.exposed_ms},
         {"ccr", now.overlap.ccr()},
+        {"interval", now.interval},
         {"held_back_units", static_cast<double>(now.held_back_units)},
         {"held_back_nonfinite", static_cast<double>(now.held_back_nonfinite)},
         {"filter_skips", filter.skips_inactive ? 1.0 : 0.0}};

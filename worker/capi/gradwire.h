@@ -216,10 +216,11 @@ gradwire_status gradwire_get_stats(const gradwire_client* client, gradwire_stats
    "comm_ms", its bytes over the goodput; "compute_ms", the time of the caller's in which they can
    be on their way; "ccr", comm_ms over compute_ms; "exposed_ms", how long the caller was blocked.
    docs/operations.md has the definitions.
-   Of the filter, since the connection was made: "held_back_units", how often a unit was, and
-   "held_back_nonfinite", elements that were not finite and so left out; once tensors are declared,
-   "filter_skips", 1 if the output of what is held back is left alone (`inactive: skip`).
-   Errors: NOT_FOUND with the names there are. */
+   Of the filter: "interval", in how many steps a unit is sent once (0 without a filter, 1: in each
+   one; it changes in mid-run if `interval` is `auto`); since the connection was made:
+   "held_back_units", how often a unit was, and "held_back_nonfinite", elements that were not finite
+   and so left out; once tensors are declared, "filter_skips", 1 if the output of what is held back
+   is left alone (`inactive: skip`). Errors: NOT_FOUND with the names there are. */
 gradwire_status gradwire_get_value(const gradwire_client* client, const char* name, double* value);
 
 /* The exit code that fits an error that has ended the job (docs/operations.md): 2 configuration, 3

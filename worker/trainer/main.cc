@@ -151,6 +151,7 @@ void PrintProgress(const Progress& p) {
     fmt::print("  CCR {:.2f}  exposed {:.1f} of {:.1f} ms", p.overlap.ccr(), p.overlap.exposed_ms,
                p.overlap.step_ms);
   }
+  if (p.interval > 0) fmt::print("  interval {}", p.interval);
   fmt::print("\n");
   std::fflush(stdout);
 }

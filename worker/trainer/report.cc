@@ -102,6 +102,7 @@ std::string ToJson(const RunSummary& run) {
   json.RealOrNull("compute_ms", overlap.compute_ms, is_known);
   json.RealOrNull("exposed_ms", overlap.exposed_ms, is_known);
   json.RealOrNull("ccr", overlap.ccr(), is_known);
+  json.RealOrNull("interval", report.interval, report.interval > 0);
   json.Text("digest", fmt::format("{:016x}", report.digest));
   return json.Finish();
 }

@@ -211,6 +211,7 @@ class Run {
     report_.gradients = Between(before, after);
     report_.nonfinite_units = after.nonfinite_units - before.nonfinite_units;
     report_.overlap = after.overlap;
+    report_.interval = after.interval;
     return Status::Ok();
   }
 
@@ -337,6 +338,7 @@ class Run {
     progress.ratio = Ratio(raw, wire);
     progress.gflops = steps * model_.StepFlops(options_.batch) / compute * 1e-9;
     progress.overlap = stats.overlap;
+    progress.interval = stats.interval;
     options_.on_progress(progress);
     mark_ = Clock::now();
     mark_stats_ = stats;

@@ -33,7 +33,8 @@ struct Progress {
   double wire_megabytes_per_second = 0.0;
   double ratio = 0.0;  // raw over wire; 0 if nothing went over a wire
   double gflops = 0.0;
-  OverlapFigures overlap;  // of the client
+  OverlapFigures overlap;      // of the client
+  std::uint32_t interval = 0;  // of the filter; 0: there is none
 };
 
 struct TrainOptions {
@@ -71,6 +72,7 @@ struct TrainReport {
   std::uint64_t skipped_updates = 0;  // tensor updates left out because the gradient wasn't finite
   std::uint64_t nonfinite_units = 0;  // void rounds that the client counted
   OverlapFigures overlap;             // of the last steps, as the client measures it
+  std::uint32_t interval = 0;         // of the filter at the end; 0: there is none
   std::uint64_t digest = 0;           // of the final parameters; equal on all ranks
 
   double gflops() const { return compute_seconds > 0.0 ? flops / compute_seconds * 1e-9 : 0.0; }
@@ -149,6 +151,7 @@ struct RunSummary {
 ///   skipped_updates, nonfinite_units
 ///   step_ms, comm_ms, compute_ms, exposed_ms, ccr (means of the last 16 steps, docs/operations.md;
 ///   null where nothing is communicated)
+///   interval (of the filter at the end; null without one)
 ///   digest (16 hexadecimal digits, a string)
 /// Numbers that are not finite are null.
 std::string ToJson(const RunSummary& run);

@@ -306,8 +306,9 @@ def stats() -> Dict[str, Union[int, float]]:
     at the tensors' own dtypes, nonfinite_units, resent_pushes, reconnects. And what compression is
     worth: compression_saves_ms and compression_costs_ms, each a step, and goodput, bytes a second.
     And how much communication computing can hide, means of the last 16 steps: step_ms, comm_ms,
-    compute_ms, exposed_ms and ccr (docs/operations.md). And of the filter: held_back_units,
-    held_back_nonfinite (elements that it left out)."""
+    compute_ms, exposed_ms and ccr (docs/operations.md). And of the filter: interval, in how many
+    steps a part is sent once (0 without a filter), held_back_units, held_back_nonfinite (elements
+    that it left out)."""
     client = require()
     values = _library.Stats()
     client.check(client.native.gradwire_get_stats(client.pointer(), ctypes.byref(values)))
@@ -316,6 +317,6 @@ def stats() -> Dict[str, Union[int, float]]:
     for name in ("compression_saves_ms", "compression_costs_ms", "goodput", "step_ms", "comm_ms",
                  "compute_ms", "exposed_ms", "ccr"):
         known[name] = client.value(name)
-    for name in ("held_back_units", "held_back_nonfinite"):
+    for name in ("interval", "held_back_units", "held_back_nonfinite"):
         known[name] = int(client.value(name))
     return known
