@@ -220,15 +220,4 @@ void ForEachBlock(std::size_t n, Body&& body) {
   }
 }
 
-/// The same from the last block down to the first: a pass that another one follows leaves in the
-/// cache then what that one begins with.
-template <typename Body>
-void ForEachBlockBackward(std::size_t n, Body&& body) {
-  for (std::size_t end = n; end > 0;) {
-    const std::size_t offset = (end - 1) / kBlockElements * kBlockElements;
-    body(offset, end - offset);
-    end = offset;
-  }
-}
-
 }  // namespace gradwire

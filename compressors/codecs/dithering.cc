@@ -150,21 +150,18 @@ class DitheringCodec final : public Compressor {
 
   /// Not finite if some q is not. With feedback `values` becomes q.
   float Norm(BlockSource& input, std::size_t n, float* values, float alpha) const {
-    const auto at = [&](std::size_t offset) {
-      return values == nullptr ? nullptr : values + offset;
-    };
-    if (!l2_) {
-      std::uint32_t largest = 0;
-      ForEachBlockBackward(n, [&](std::size_t offset, std::size_t count) {
-        const float* const block = input.Block(offset, count);
-        largest = std::max(largest, kernels::DitherLargest(block, at(offset), alpha, count));
-      });
-      return std::bit_cast<float>(largest);
-    }
-    double squares = 0;  // in the order of blocks
+    std::uint32_t largest = 0;
+    double squares = 0;
     ForEachBlock(n, [&](std::size_t offset, std::size_t count) {
-      squares += kernels::DitherSquares(input.Block(offset, count), at(offset), alpha, count);
+      const float* const block = input.Block(offset, count);
+      float* const e = values == nullptr ? nullptr : values + offset;
+      if (l2_) {
+        squares += kernels::DitherSquares(block, e, alpha, count);
+      } else {
+        largest = std::max(largest, kernels::DitherLargest(block, e, alpha, count));
+      }
     });
+    if (!l2_) return std::bit_cast<float>(largest);
     if (!std::isfinite(squares)) return std::numeric_limits<float>::infinity();
     constexpr float kMax = std::numeric_limits<float>::max();
     const double root = std::sqrt(squares);

@@ -48,8 +48,8 @@ float ScaleOf(float largest) {
   return scale < std::numeric_limits<float>::min() ? 0.0F : scale;
 }
 
-/// One byte an element and a scale a block. A block is read twice: for its largest magnitude, then,
-/// from the first-level cache, to round. Only the second time writes, so a block with a NaN leaves
+/// One byte an element and a scale a block. A block is read twice, from the first-level cache: for
+/// its largest magnitude, then to round. Only the second time writes, so a block with a NaN leaves
 /// its residual as it was.
 class Int8Codec final : public Compressor {
  public:
@@ -86,18 +86,14 @@ class Int8Codec final : public Compressor {
       return residual == nullptr ? nullptr : residual->values.data() + offset;
     };
     BlockReader reader(input, n);
-    std::uint32_t ahead_largest = 0;
-    std::size_t ahead = 0;
     for (std::size_t begin = 0; begin < n; begin += block_) {
       const std::size_t end = std::min(begin + block_, n);
-      std::uint32_t largest = ahead_largest;
-      if (ahead == 0) {
-        ForEachPart(begin, end, [&](std::size_t offset, std::size_t count) {
-          largest =
-              std::max(largest, kernels::LargestMagnitude(reader.At(offset), residual_at(offset),
-                                                          context.alpha, count));
-        });
-      }
+      std::uint32_t largest = 0;
+      ForEachPart(begin, end, [&](std::size_t offset, std::size_t count) {
+        largest =
+            std::max(largest, kernels::LargestMagnitude(reader.At(offset), residual_at(offset),
+                                                        context.alpha, count));
+      });
       if (largest >= kernels::kInfinityBits) {
         if (residual != nullptr) {
           KeepAll(output, begin, context.alpha, reader, *residual);
@@ -107,12 +103,9 @@ class Int8Codec final : public Compressor {
       const float scale = ScaleOf(std::bit_cast<float>(largest));
       const float inverse = scale == 0 ? 0.0F : 1 / scale;
       StoreLe(output.data() + begin / block_ * sizeof(float), scale);
-      // The next one is looked at meanwhile where the source has it at hand.
-      ahead = end % kBlockElements == 0 ? 0 : std::min(block_, n - end);
       ForEachPart(begin, end, [&](std::size_t offset, std::size_t count) {
-        ahead_largest =
-            kernels::EncodeInt8(reader.At(offset), residual_at(offset), context.alpha, scale,
-                                inverse, rounding, offset, count, levels + offset, ahead);
+        kernels::EncodeInt8(reader.At(offset), residual_at(offset), context.alpha, scale, inverse,
+                            rounding, offset, count, levels + offset);
       });
     }
     return Encoded{MaxEncodedSize(n), true};

@@ -191,14 +191,10 @@ template <typename Format, bool kAdd>
 void DecodeCastAs(const std::byte* HWY_RESTRICT bytes, std::size_t count, float* HWY_RESTRICT out) {
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
-  constexpr std::size_t kUnrolled = 4;
-  for (; i + kUnrolled * N <= count; i += kUnrolled * N) {
-    for (std::size_t v = 0; v < kUnrolled; ++v) {
-      const std::size_t at = i + v * N;
-      V value = Format::LoadVector(bytes + at * Format::kBytes);
-      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + at), value);
-      hn::StoreU(value, d, out + at);
-    }
+  for (; i + N <= count; i += N) {
+    V value = Format::LoadVector(bytes + i * Format::kBytes);
+    if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i), value);
+    hn::StoreU(value, d, out + i);
   }
 #endif
   for (; i < count; ++i) {
@@ -247,9 +243,8 @@ void DecodeAddCast(CastFormat format, const std::byte* bytes, std::size_t count,
   DecodeCastChoose<true>(format, bytes, count, out);
 }
 
-template <Kept kKept>
-bool AddFeedbackAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
-                   std::size_t count) {
+bool AddFeedback(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
+                 std::size_t count) {
   bool finite = true;
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
@@ -262,7 +257,7 @@ bool AddFeedbackAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual
     V q[kTogether];
     for (std::size_t v = 0; v < kTogether; ++v) {
       const std::size_t at = i + v * N;
-      q[v] = LoadQ<kKept>(input, residual, weight, at);
+      q[v] = hn::Add(hn::LoadU(d, input + at), hn::Mul(weight, hn::LoadU(d, residual + at)));
       zeros = hn::MulAdd(q[v], hn::Zero(d), zeros);
     }
     if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Eq(zeros, zeros)))) {
@@ -275,7 +270,7 @@ bool AddFeedbackAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual
   }
 #endif
   for (; i < count; ++i) {
-    const float q = LoadQ<kKept>(input, residual, alpha, i);
+    const float q = input[i] + alpha * residual[i];
     if (Finite(q)) {
       residual[i] = q;
     } else {
@@ -283,11 +278,6 @@ bool AddFeedbackAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual
     }
   }
   return finite;
-}
-
-bool AddFeedback(const float* input, float* residual, float alpha, std::size_t count) {
-  return alpha == 1 ? AddFeedbackAs<Kept::kAsIs>(input, residual, alpha, count)
-                    : AddFeedbackAs<Kept::kWeighted>(input, residual, alpha, count);
 }
 
 // ------------------------------------------------------------------------------------------ signs
@@ -306,11 +296,10 @@ HWY_INLINE V TakeOff(V stored, V off_negative, V off_rest, V differs) {
 }
 #endif
 
-template <SignSum kSum, Kept kKept>
+template <SignSum kSum, bool kFeedback>
 SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT values, float alpha,
                        float take_off_negative, float take_off_rest, std::size_t count,
                        std::byte* HWY_RESTRICT bits) {
-  constexpr bool kFeedback = kKept != Kept::kNothing;
   SignSums sums;
   HWY_ALIGN float rest_lanes[kLanes] = {};
   HWY_ALIGN float negative_lanes[kLanes] = {};
@@ -333,7 +322,7 @@ SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT valu
       q[v] = hn::LoadU(d, input + at);
       if constexpr (kFeedback) {
         const V e = TakeOff<kSum>(hn::LoadU(d, values + at), off_negative, off_rest, differs);
-        q[v] = hn::Add(q[v], kKept == Kept::kAsIs ? e : hn::Mul(weight, e));
+        q[v] = hn::Add(q[v], hn::Mul(weight, e));
       }
       const auto is_negative = SignBits(q[v]);
       word |= std::uint64_t{MaskBits(is_negative)} << (v * N);
@@ -403,9 +392,9 @@ SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT valu
       sums.negatives += is_negative ? 1 : 0;
     }
   }
-  for (const float lane : rest_lanes) sums.rest += static_cast<double>(lane);
-  if constexpr (kSum == SignSum::kTwoAbs) {
-    for (const float lane : negative_lanes) sums.negative += static_cast<double>(lane);
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    sums.rest += static_cast<double>(rest_lanes[lane]);
+    sums.negative += static_cast<double>(negative_lanes[lane]);
   }
   return sums;
 }
@@ -413,10 +402,10 @@ SignSums EncodeSignsAs(const float* HWY_RESTRICT input, float* HWY_RESTRICT valu
 template <SignSum kSum>
 SignSums EncodeSignsChoose(const float* input, float* values, float alpha, float take_off_negative,
                            float take_off_rest, std::size_t count, std::byte* bits) {
-  return WithKept(values, alpha, [=]<Kept kKept>() {
-    return EncodeSignsAs<kSum, kKept>(input, values, alpha, take_off_negative, take_off_rest, count,
-                                      bits);
-  });
+  return values == nullptr ? EncodeSignsAs<kSum, false>(input, values, alpha, take_off_negative,
+                                                        take_off_rest, count, bits)
+                           : EncodeSignsAs<kSum, true>(input, values, alpha, take_off_negative,
+                                                       take_off_rest, count, bits);
 }
 
 SignSums EncodeSigns(SignSum sum, const float* input, float* values, float alpha,

@@ -8,6 +8,7 @@
 #define HWY_TARGET_INCLUDE "compressors/codecs/quantize_kernels.cc"
 #include <hwy/foreach_target.h>
 //
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -27,9 +28,35 @@ inline std::uint32_t MagnitudeBits(float value) {
   return std::bit_cast<std::uint32_t>(value) & kMagnitude;
 }
 
+/// What q has beside the input. Without a learning rate or a loss scale alpha is 1, and not to
+/// multiply by it gives the same bits.
+enum class Kept { kNothing, kAsIs, kWeighted };
+
+template <Kept kKept>
+float LoadQ(const float* input, const float* residual, float alpha, std::size_t i) {
+  if constexpr (kKept == Kept::kNothing) return input[i];
+  return input[i] + (kKept == Kept::kAsIs ? residual[i] : alpha * residual[i]);
+}
+
+/// Calls body.operator()<kKept>() with what a residual (or null) and alpha make it.
+template <typename Body>
+auto WithKept(const float* residual, float alpha, const Body& body) {
+  if (residual == nullptr) return body.template operator()<Kept::kNothing>();
+  if (alpha == 1) return body.template operator()<Kept::kAsIs>();
+  return body.template operator()<Kept::kWeighted>();
+}
+
 #if GRADWIRE_VECTORS
 using D8 = hn::Rebind<std::int8_t, D>;
 using VI = hn::Vec<DI>;
+
+template <Kept kKept>
+HWY_INLINE V LoadQ(const float* input, const float* residual, V weight, std::size_t at) {
+  const V q = hn::LoadU(d, input + at);
+  if constexpr (kKept == Kept::kNothing) return q;
+  const V e = hn::LoadU(d, residual + at);
+  return hn::Add(q, kKept == Kept::kAsIs ? e : hn::Mul(weight, e));
+}
 
 HWY_INLINE VI MagnitudeBits(V q) {
   return hn::And(hn::BitCast(di, q), hn::Set(di, static_cast<std::int32_t>(kMagnitude)));
@@ -166,15 +193,14 @@ std::uint32_t LargestMagnitude(const float* input, const float* residual, float 
 // the rounded number; subtracting it again gives the number.
 constexpr float kRounder = 0x1.8p23F;
 
+constexpr std::size_t kLine = 16;  // floats of a cache line
+
 template <Kept kKept, bool kStochastic>
-std::uint32_t EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual,
-                           float alpha, float scale, float inverse, const DrawKey& key,
-                           std::size_t first, std::size_t count, std::byte* HWY_RESTRICT levels,
-                           std::size_t ahead) {
+void EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT residual, float alpha,
+                  float scale, float inverse, const DrawKey& key, std::size_t first,
+                  std::size_t count, std::byte* HWY_RESTRICT levels) {
   constexpr bool kFeedback = kKept != Kept::kNothing;
   std::size_t i = 0;
-  std::size_t seen = 0;  // of those ahead
-  std::uint32_t largest = 0;
 #if GRADWIRE_VECTORS
   const V weight = hn::Set(d, alpha);
   const V scales = hn::Set(d, scale);
@@ -207,25 +233,20 @@ std::uint32_t EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT 
       }
     }
   } else {
-    // What is ahead comes from memory while this block is in the first-level cache.
-    VI most = hn::Zero(di);
     // No clamp: |y| is at most 127 and a few units in the last place.
     for (; i + kPacked * N <= count; i += kPacked * N) {
-      if (i + kPacked * N <= ahead) {
-        for (std::size_t v = 0; v < kPacked; ++v) {
-          const V q = LoadQ<kKept>(input, residual, weight, count + i + v * N);
-          most = hn::Max(most, MagnitudeBits(q));
-        }
-        seen = i + kPacked * N;
-      }
       for (std::size_t v = 0; v < kPacked; ++v) {
         const std::size_t at = i + v * N;
+        // The next block comes from memory while this one is in the first-level cache.
+        if (at % kLine == 0) {
+          hwy::Prefetch(input + at + count);
+          if constexpr (kFeedback) hwy::Prefetch(residual + at + count);
+        }
         const V q = LoadQ<kKept>(input, residual, weight, at);
         packed[v] = put(q, hn::Add(hn::Mul(q, inverses), rounder), at);
       }
       StoreLowBytes(packed, levels + i);
     }
-    largest = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, most)));
   }
 #endif
   for (; i < count; ++i) {
@@ -242,20 +263,15 @@ std::uint32_t EncodeInt8As(const float* HWY_RESTRICT input, float* HWY_RESTRICT 
     levels[i] = static_cast<std::byte>(level);
     if constexpr (kFeedback) residual[i] = q - static_cast<float>(level) * scale;
   }
-  if (seen == ahead) return largest;
-  const float* const left = kFeedback ? residual + count + seen : nullptr;
-  return std::max(largest,
-                  LargestMagnitudeAs<kKept>(input + count + seen, left, alpha, ahead - seen));
 }
 
-std::uint32_t EncodeInt8(const float* input, float* residual, float alpha, float scale,
-                         float inverse, const Int8Rounding& rounding, std::size_t first,
-                         std::size_t count, std::byte* levels, std::size_t ahead) {
-  return WithKept(residual, alpha, [=, &rounding]<Kept kKept>() {
+void EncodeInt8(const float* input, float* residual, float alpha, float scale, float inverse,
+                const Int8Rounding& rounding, std::size_t first, std::size_t count,
+                std::byte* levels) {
+  WithKept(residual, alpha, [=, &rounding]<Kept kKept>() {
     const auto encode =
         rounding.stochastic ? EncodeInt8As<kKept, true> : EncodeInt8As<kKept, false>;
-    return encode(input, residual, alpha, scale, inverse, rounding.key, first, count, levels,
-                  ahead);
+    encode(input, residual, alpha, scale, inverse, rounding.key, first, count, levels);
   });
 }
 
@@ -265,15 +281,11 @@ void DecodeInt8As(const std::byte* HWY_RESTRICT levels, float scale, std::size_t
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
   const V scales = hn::Set(d, scale);
-  constexpr std::size_t kUnrolled = 4;
-  for (; i + kUnrolled * N <= count; i += kUnrolled * N) {
-    for (std::size_t v = 0; v < kUnrolled; ++v) {
-      const std::size_t at = i + v * N;
-      const VI level = hn::PromoteTo(di, LoadBytes(D8(), levels + at));
-      V value = hn::Mul(hn::ConvertTo(d, level), scales);
-      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + at), value);
-      hn::StoreU(value, d, out + at);
-    }
+  for (; i + N <= count; i += N) {
+    const VI level = hn::PromoteTo(di, LoadBytes(D8(), levels + i));
+    V value = hn::Mul(hn::ConvertTo(d, level), scales);
+    if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i), value);
+    hn::StoreU(value, d, out + i);
   }
 #endif
   for (; i < count; ++i) {
@@ -807,11 +819,11 @@ std::uint32_t LargestMagnitude(const float* input, const float* residual, float 
   return HWY_DYNAMIC_DISPATCH(LargestMagnitude)(input, residual, alpha, count);
 }
 
-std::uint32_t EncodeInt8(const float* input, float* residual, float alpha, float scale,
-                         float inverse, const Int8Rounding& rounding, std::size_t first,
-                         std::size_t count, std::byte* levels, std::size_t ahead) {
-  return HWY_DYNAMIC_DISPATCH(EncodeInt8)(input, residual, alpha, scale, inverse, rounding, first,
-                                          count, levels, ahead);
+void EncodeInt8(const float* input, float* residual, float alpha, float scale, float inverse,
+                const Int8Rounding& rounding, std::size_t first, std::size_t count,
+                std::byte* levels) {
+  HWY_DYNAMIC_DISPATCH(EncodeInt8)
+  (input, residual, alpha, scale, inverse, rounding, first, count, levels);
 }
 
 void DecodeInt8(const std::byte* levels, float scale, std::size_t count, float* out) {

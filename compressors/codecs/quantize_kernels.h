@@ -26,11 +26,10 @@ struct Int8Rounding {
 };
 
 /// Levels from -127 to 127 of q * inverse; residual <- q - level * scale. Every q is finite, and
-/// |q| * inverse at most 127 but for rounding. Returns LargestMagnitude of the `ahead` elements, at
-/// most `count`, that follow input and residual: they come from memory meanwhile.
-std::uint32_t EncodeInt8(const float* input, float* residual, float alpha, float scale,
-                         float inverse, const Int8Rounding& rounding, std::size_t first,
-                         std::size_t count, std::byte* levels, std::size_t ahead);
+/// |q| * inverse at most 127 but for rounding.
+void EncodeInt8(const float* input, float* residual, float alpha, float scale, float inverse,
+                const Int8Rounding& rounding, std::size_t first, std::size_t count,
+                std::byte* levels);
 /// out[i] = level * scale.
 void DecodeInt8(const std::byte* levels, float scale, std::size_t count, float* out);
 /// accumulator[i] += level * scale.

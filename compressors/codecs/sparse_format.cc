@@ -112,10 +112,9 @@ IndexFormat IndexOf(const Parameters& parameters) {
   return parameters.Text("index") == "u32" ? IndexFormat::kU32 : IndexFormat::kPacked;
 }
 
-/// What is decoded at a time: indices first, then values are written or added. Waiting for memory
-/// overlaps only within one of the two, so that few long ones are better than many short ones.
+/// What is decoded at a time.
 struct SparseFormat::Chunk {
-  static constexpr std::size_t kCapacity = 32 * kGapBlock;
+  static constexpr std::size_t kCapacity = 2 * kGapBlock;
   std::size_t count = 0;
   alignas(64) std::array<std::uint32_t, kCapacity> indices;
   alignas(64) std::array<float, kCapacity> values;
@@ -166,10 +165,12 @@ Status SparseFormat::WrongIndex(std::size_t i, std::size_t k, std::size_t index,
       fmt::format("{} index {} of {} is {}, expected {} to {}", name_, i, k, index, next, n - 1));
 }
 
-/// Gaps are not negative, so indices ascend, and only the last one has to be looked at.
+/// Reads a block of gaps with unpack(packed, width), a kernel. Gaps are not negative, so indices
+/// ascend, and only the last one has to be looked at.
+template <typename Unpack>
 Status SparseFormat::ReadGaps(ByteView payload, const std::byte*& at, std::size_t begin,
                               std::size_t count, std::size_t k, std::size_t n, std::size_t& next,
-                              std::uint32_t* indices) const {
+                              Unpack&& unpack) const {
   const auto read = static_cast<std::size_t>(at - payload.data());
   if (read == payload.size()) return TooShort(payload.size(), read + 1, n);
   const auto width = std::to_integer<std::size_t>(*at++);
@@ -188,8 +189,7 @@ Status SparseFormat::ReadGaps(ByteView payload, const std::byte*& at, std::size_
     if (bytes != 0) std::memcpy(copy.data(), at, bytes);
     from = copy.data();
   }
-  const kernels::UnpackedGaps gaps =
-      kernels::UnpackGaps(from, width, count, static_cast<std::uint32_t>(next), indices);
+  const kernels::UnpackedGaps gaps = unpack(from, width);
   const auto gap_at = [&](std::size_t i) {
     const std::uint64_t word = LoadLe<std::uint64_t>(from + i * width / 8) >> (i * width % 8);
     return word & ((std::uint64_t{1} << width) - 1);
@@ -256,8 +256,12 @@ Status SparseFormat::ForEachChunk(ByteView payload, std::size_t head, std::size_
     } else {
       for (std::size_t i = 0; i < chunk.count; i += kGapBlock) {
         const std::size_t count = std::min(kGapBlock, chunk.count - i);
-        GRADWIRE_RETURN_IF_ERROR(
-            ReadGaps(payload, at, begin + i, count, k, n, next, chunk.indices.data() + i));
+        GRADWIRE_RETURN_IF_ERROR(ReadGaps(
+            payload, at, begin + i, count, k, n, next,
+            [&](const std::byte* packed, std::size_t width) {
+              return kernels::UnpackGaps(packed, width, count, static_cast<std::uint32_t>(next),
+                                         chunk.indices.data() + i);
+            }));
       }
     }
     if constexpr (kValues) {
@@ -291,9 +295,30 @@ Status SparseFormat::Decode(ByteView payload, std::size_t head, std::size_t k,
 
 Status SparseFormat::DecodeAdd(ByteView payload, std::size_t head, std::size_t k,
                                std::span<float> accumulator) const {
-  return ForEachChunk<true>(payload, head, k, accumulator.size(), [&](const Chunk& chunk) {
-    for (std::size_t i = 0; i < chunk.count; ++i) accumulator[chunk.indices[i]] += chunk.values[i];
-  });
+  if (index_ == IndexFormat::kU32) {
+    return ForEachChunk<true>(payload, head, k, accumulator.size(), [&](const Chunk& chunk) {
+      for (std::size_t i = 0; i < chunk.count; ++i) {
+        accumulator[chunk.indices[i]] += chunk.values[i];
+      }
+    });
+  }
+  const std::size_t n = accumulator.size();
+  assert(k <= n && head <= payload.size());
+  const std::size_t values_end = head + k * value_bytes_;
+  if (payload.size() < values_end) return TooShort(payload.size(), values_end, n);
+  std::array<float, kGapBlock> values;
+  const std::byte* at = payload.data() + values_end;
+  std::size_t next = 0;  // the lowest index that may come
+  for (std::size_t begin = 0; begin < k; begin += kGapBlock) {
+    const std::size_t count = std::min(kGapBlock, k - begin);
+    kernels::DecodeCast(value_, payload.data() + head + begin * value_bytes_, count, values.data());
+    GRADWIRE_RETURN_IF_ERROR(ReadGaps(
+        payload, at, begin, count, k, n, next, [&](const std::byte* packed, std::size_t width) {
+          return kernels::AddAtGaps(packed, width, count, static_cast<std::uint32_t>(next),
+                                    n - next, values.data(), accumulator.data());
+        }));
+  }
+  return CheckPayloadSize(name_, n, payload.size(), static_cast<std::size_t>(at - payload.data()));
 }
 
 void SparseFormat::DecodeAddRange(ByteView payload, std::size_t head, std::size_t k, std::size_t n,

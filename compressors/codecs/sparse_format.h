@@ -82,8 +82,9 @@ class SparseFormat {
   template <bool kValues, typename Body>
   Status ForEachChunk(ByteView payload, std::size_t head, std::size_t k, std::size_t n,
                       Body&& body) const;
+  template <typename Unpack>
   Status ReadGaps(ByteView payload, const std::byte*& at, std::size_t begin, std::size_t count,
-                  std::size_t k, std::size_t n, std::size_t& next, std::uint32_t* indices) const;
+                  std::size_t k, std::size_t n, std::size_t& next, Unpack&& unpack) const;
   Status ReadIndices(const std::byte* at, std::size_t begin, std::size_t count, std::size_t k,
                      std::size_t n, std::size_t& next, std::uint32_t* indices) const;
   Status TooShort(std::size_t got, std::size_t expected, std::size_t n) const;

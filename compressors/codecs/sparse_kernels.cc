@@ -242,14 +242,20 @@ HWY_INLINE VU PrefixSums(VU x) {
 }
 #endif
 
-UnpackedGaps UnpackGaps(const std::byte* HWY_RESTRICT packed, std::size_t width, std::size_t count,
-                        std::uint32_t first, std::uint32_t* HWY_RESTRICT indices) {
+/// As UnpackGaps, and calls use(begin, end) for all indices one after the other. Stops where
+/// `advance` exceeds `room`: all that were used are below first + room.
+template <typename Use>
+HWY_INLINE UnpackedGaps UnpackGapsAs(const std::byte* HWY_RESTRICT packed, std::size_t width,
+                                     std::size_t count, std::uint32_t first, std::uint64_t room,
+                                     std::uint32_t* HWY_RESTRICT indices, Use&& use) {
   UnpackedGaps result;
   const std::uint64_t top_bit = (std::uint64_t{1} << width) >> 1;
   bool has_top_bit = width == 0;
   std::size_t i = 0;
 #if GRADWIRE_VECTORS
   if (width <= kMaxVectorWidth) {  // 128 of them add up to no more than 2^31
+    // Indices that are used right after they were stored have to be waited for.
+    constexpr std::size_t kWaiting = 4 * kLanes;
     const LaneTable& table = kLaneTables[width];
     const VU mask = hn::Set(du, (std::uint32_t{1} << width) - 1);
     const VU one = hn::Set(du, 1);
@@ -270,8 +276,11 @@ UnpackedGaps UnpackGaps(const std::byte* HWY_RESTRICT packed, std::size_t width,
         hn::StoreU(hn::Add(hn::Add(sums, sum), before), du, indices + i + v);
         sum = hn::Add(sum, hn::TableLookupLanes(sums, last_lane));
       }
+      result.advance = hn::GetLane(sum);
+      if (result.advance > room) return result;
+      if (i >= kWaiting) use(i - kWaiting, i - kWaiting + kLanes);
     }
-    result.advance = hn::GetLane(sum);
+    use(i - std::min(i, kWaiting), i);
     const VU top_bits = hn::And(all, hn::Set(du, static_cast<std::uint32_t>(top_bit)));
     has_top_bit = has_top_bit || !hn::AllTrue(du, hn::Eq(top_bits, hn::Zero(du)));
   }
@@ -282,10 +291,31 @@ UnpackedGaps UnpackGaps(const std::byte* HWY_RESTRICT packed, std::size_t width,
     const std::uint64_t gap = (LoadLe<std::uint64_t>(packed + bit / 8) >> (bit % 8)) & mask;
     has_top_bit = has_top_bit || (gap & top_bit) != 0;
     result.advance += gap + 1;
+    if (result.advance > room) return result;
     indices[i] = static_cast<std::uint32_t>(first + result.advance - 1);
+    use(i, i + 1);
   }
   result.least_width = has_top_bit;
   return result;
+}
+
+UnpackedGaps UnpackGaps(const std::byte* packed, std::size_t width, std::size_t count,
+                        std::uint32_t first, std::uint32_t* indices) {
+  constexpr auto kAnyRoom = std::numeric_limits<std::uint64_t>::max();
+  return UnpackGapsAs(packed, width, count, first, kAnyRoom, indices,
+                      [](std::size_t, std::size_t) {});
+}
+
+UnpackedGaps AddAtGaps(const std::byte* packed, std::size_t width, std::size_t count,
+                       std::uint32_t first, std::uint64_t room, const float* HWY_RESTRICT values,
+                       float* HWY_RESTRICT accumulator) {
+  HWY_ALIGN std::uint32_t indices[kMostGaps];
+  return UnpackGapsAs(packed, width, count, first, room, indices,
+                      [&](std::size_t begin, std::size_t end) HWY_ATTR {
+                        for (std::size_t i = begin; i < end; ++i) {
+                          accumulator[indices[i]] += values[i];
+                        }
+                      });
 }
 
 // ------------------------------------------------------------------------------------------- ring
@@ -378,6 +408,7 @@ HWY_EXPORT(CollectAtLeast);
 HWY_EXPORT(AllFinite);
 HWY_EXPORT(CopyAscending);
 HWY_EXPORT(UnpackGaps);
+HWY_EXPORT(AddAtGaps);
 HWY_EXPORT(RingIndices);
 
 Collected CollectAtLeast(const float* input, float* residual, float alpha, std::size_t count,
@@ -398,6 +429,12 @@ bool CopyAscending(const std::byte* from, std::size_t count, std::uint32_t* indi
 UnpackedGaps UnpackGaps(const std::byte* packed, std::size_t width, std::size_t count,
                         std::uint32_t first, std::uint32_t* indices) {
   return HWY_DYNAMIC_DISPATCH(UnpackGaps)(packed, width, count, first, indices);
+}
+
+UnpackedGaps AddAtGaps(const std::byte* packed, std::size_t width, std::size_t count,
+                       std::uint32_t first, std::uint64_t room, const float* values,
+                       float* accumulator) {
+  return HWY_DYNAMIC_DISPATCH(AddAtGaps)(packed, width, count, first, room, values, accumulator);
 }
 
 void RingIndices(const Ring& ring, std::uint32_t first, std::size_t count, std::uint32_t* indices) {

@@ -43,6 +43,13 @@ inline constexpr std::size_t kMostGaps = 128;
 UnpackedGaps UnpackGaps(const std::byte* packed, std::size_t width, std::size_t count,
                         std::uint32_t first, std::uint32_t* indices);
 
+/// accumulator[index] += values[i] at each of these indices, while the next ones are unpacked.
+/// Stops where `advance` exceeds `room`: no index from first + room on is touched. Shapes:
+/// values[count].
+UnpackedGaps AddAtGaps(const std::byte* packed, std::size_t width, std::size_t count,
+                       std::uint32_t first, std::uint64_t room, const float* values,
+                       float* accumulator);
+
 /// A ring of n elements in k windows, 1 <= k <= n, which has one position drawn in each and is
 /// turned: randomk's choice (docs/payloads.md).
 struct Ring {

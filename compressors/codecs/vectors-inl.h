@@ -44,24 +44,6 @@ constexpr std::size_t kLanes = 16;
 
 inline bool Finite(float value) { return std::fabs(value) <= kMaxFinite; }
 
-/// What q has beside the input. Without a learning rate or a loss scale alpha is 1, and not to
-/// multiply by it gives the same bits.
-enum class Kept { kNothing, kAsIs, kWeighted };
-
-template <Kept kKept>
-float LoadQ(const float* input, const float* residual, float alpha, std::size_t i) {
-  if constexpr (kKept == Kept::kNothing) return input[i];
-  return input[i] + (kKept == Kept::kAsIs ? residual[i] : alpha * residual[i]);
-}
-
-/// Calls body.operator()<kKept>() with what a residual (or null) and alpha make it.
-template <typename Body>
-auto WithKept(const float* residual, float alpha, const Body& body) {
-  if (residual == nullptr) return body.template operator()<Kept::kNothing>();
-  if (alpha == 1) return body.template operator()<Kept::kAsIs>();
-  return body.template operator()<Kept::kWeighted>();
-}
-
 #if GRADWIRE_VECTORS
 using D = hn::ScalableTag<float>;
 using DU = hn::RebindToUnsigned<D>;
@@ -87,14 +69,6 @@ template <typename DX, typename VX>
 HWY_INLINE void StoreBytes(DX, VX v, std::byte* to) {
   const hn::Repartition<std::uint8_t, DX> d8;
   hn::StoreU(hn::BitCast(d8, v), d8, reinterpret_cast<std::uint8_t*>(to));
-}
-
-template <Kept kKept>
-HWY_INLINE V LoadQ(const float* input, const float* residual, V weight, std::size_t at) {
-  const V q = hn::LoadU(d, input + at);
-  if constexpr (kKept == Kept::kNothing) return q;
-  const V e = hn::LoadU(d, residual + at);
-  return hn::Add(q, kKept == Kept::kAsIs ? e : hn::Mul(weight, e));
 }
 
 HWY_INLINE M AllLanes() { return hn::Eq(hn::Zero(d), hn::Zero(d)); }

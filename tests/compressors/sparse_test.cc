@@ -146,6 +146,48 @@ TEST_CASE("gaps of every width and count are unpacked", "[compressors][kernels][
   }
 }
 
+TEST_CASE("values are added where gaps say, and none beyond the room",
+          "[compressors][kernels][sparse]") {
+  CounterRng rng(22);
+  for (const std::size_t width : {0UL, 1UL, 5UL, 11UL, 24UL, 25UL}) {
+    for (const std::size_t count : {1UL, 16UL, 17UL, 80UL, 127UL, 128UL}) {
+      // Large gaps lead far: there all but the last one are small.
+      std::vector<std::uint32_t> gaps(count, 0);
+      for (std::uint32_t& gap : gaps) {
+        gap = static_cast<std::uint32_t>(
+            rng.NextBelow(std::uint64_t{1} << std::min<std::size_t>(width, 6)));
+      }
+      if (width > 11) gaps[count - 1] = (1U << (width - 1)) + 5;
+      std::vector<std::byte> packed = PackBits(gaps, width);
+      packed.resize(packed.size() + kernels::kUnpackSlackBytes, std::byte{0xff});
+      constexpr std::uint32_t kFirst = 3;
+      std::vector<float> values(count);
+      std::vector<std::size_t> indices(count);
+      std::uint64_t advance = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        values[i] = static_cast<float>(i + 1);
+        advance += std::uint64_t{gaps[i]} + 1;
+        indices[i] = kFirst + advance - 1;
+      }
+      CAPTURE(width, count);
+      std::vector<float> expected(kFirst + advance, 0.5F);
+      for (std::size_t i = 0; i < count; ++i) expected[indices[i]] += values[i];
+      ForEachTarget([&] {
+        std::vector<float> sum(kFirst + advance, 0.5F);
+        const kernels::UnpackedGaps added = kernels::AddAtGaps(packed.data(), width, count, kFirst,
+                                                               advance, values.data(), sum.data());
+        REQUIRE(added.advance == advance);
+        REQUIRE(sum == expected);
+        // The last index is beyond the end now.
+        sum.assign(kFirst + advance - 1, 0.5F);
+        const kernels::UnpackedGaps stopped = kernels::AddAtGaps(
+            packed.data(), width, count, kFirst, advance - 1, values.data(), sum.data());
+        REQUIRE(stopped.advance > advance - 1);
+      });
+    }
+  }
+}
+
 TEST_CASE("any index that does not ascend is found", "[compressors][kernels][sparse]") {
   for (const std::size_t count : {0UL, 1UL, 2UL, 17UL, 128UL}) {
     std::vector<std::uint32_t> from(count);
