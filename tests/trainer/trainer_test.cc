@@ -535,14 +535,18 @@ TEST_CASE("a method leaves a tensor whose gradient is not finite alone for that 
   }
 }
 
-/// Sends the two halves of dense1.weight in turn, and leaves alone what it does not send.
+/// Sends the two halves of dense1.weight in turn, and leaves alone what it does not send. If the
+/// interval is measured, its first plan sends all in each step, as long as nothing is known.
 class HalvingClient final : public FakeClientBase {
  public:
-  HalvingClient() : FakeClientBase(0, 1) { plan_.filter.skips_inactive = true; }
+  explicit HalvingClient(bool is_measured) : FakeClientBase(0, 1), is_measured_(is_measured) {
+    plan_.filter.skips_inactive = true;
+  }
 
   Result<std::vector<TensorId>> Declare(std::span<const TensorDeclaration> batch) override {
     auto ids = FakeClientBase::Declare(batch);
-    plan_.filter.stages = {{.interval = 2}};
+    plan_.filter.stages = {{.interval = is_measured_ ? 1U : 2U}};
+    const std::uint32_t second = is_measured_ ? 0 : 1;
     for (std::uint32_t t = 0; t < plan_.tensors.size(); ++t) {
       const std::uint64_t n = plan_.tensors[t].num_elements();
       if (plan_.tensors[t].name != "dense1.weight") {
@@ -552,8 +556,8 @@ class HalvingClient final : public FakeClientBase {
       half_ = n / 2;
       // In three units, of which the last two go together.
       AddUnit({t, 0, 0, half_}, {0});
-      AddUnit({t, half_, 0, 8}, {1});
-      AddUnit({t, half_ + 8, 0, n - half_ - 8}, {1});
+      AddUnit({t, half_, 0, 8}, {second});
+      AddUnit({t, half_ + 8, 0, n - half_ - 8}, {second});
     }
     return ids;
   }
@@ -585,18 +589,24 @@ class HalvingClient final : public FakeClientBase {
     plan_.units.push_back(std::move(unit));
   }
 
+  const bool is_measured_;
   std::uint64_t step_ = 0;
   std::size_t half_ = 0;
 };
 
 TEST_CASE("under a filter that skips a method updates just what was sent", "[trainer][method]") {
+  const bool is_measured = GENERATE(false, true);
   for (const std::string method : {"lans", "sgd", "dist_ef_sgdm"}) {
     for (const std::uint64_t steps : {1U, 2U, 3U}) {
-      CAPTURE(method, steps);
-      HalvingClient client;
+      CAPTURE(is_measured, method, steps);
+      HalvingClient client(is_measured);
+      TrainOptions options = MethodOptions(method, steps, 4);
+      options.compression.filter.type = FilterType::kCovap;
+      options.compression.filter.interval = is_measured ? 0 : 2;
+      options.compression.filter.inactive = FilterInactive::kSkip;
       const auto model = MakeSmall(4);
       const auto same = MakeSmall(4);
-      const auto report = Train(client, *model, MakePatterns(8), MethodOptions(method, steps, 4));
+      const auto report = Train(client, *model, MakePatterns(8), options);
       REQUIRE(report.status() == Status::Ok());
       for (const Parameter* p : model->parameters()) {
         CAPTURE(p->name);

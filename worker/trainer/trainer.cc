@@ -55,7 +55,8 @@ Status CheckOptions(const Client& client, const Model& model, const Samples& dat
 }
 
 /// What a method takes for a tensor: a whole one, or under a filter that leaves alone what it does
-/// not send a stretch that is always sent together.
+/// not send a stretch that is always sent together. While an interval is measured that is a unit's
+/// part of the tensor: units that are of one class now may be of two later.
 struct Block {
   ElementRange range;
   std::vector<std::uint32_t> filter_classes;
@@ -63,7 +64,7 @@ struct Block {
 };
 
 /// The stretches of a tensor that the filter sends together, in order.
-std::vector<Block> FilteredBlocks(const Plan& plan, TensorId tensor) {
+std::vector<Block> FilteredBlocks(const Plan& plan, const FilterRules& rules, TensorId tensor) {
   std::vector<Block> pieces;
   for (const Unit& unit : plan.units) {
     for (const UnitMember& member : unit.members) {
@@ -73,6 +74,8 @@ std::vector<Block> FilteredBlocks(const Plan& plan, TensorId tensor) {
   }
   std::sort(pieces.begin(), pieces.end(),
             [](const Block& a, const Block& b) { return a.range.offset < b.range.offset; });
+  const bool is_measured = rules.type == FilterType::kCovap && rules.interval == 0;
+  if (is_measured) return pieces;
   std::vector<Block> blocks;
   for (Block& piece : pieces) {
     if (!blocks.empty() && blocks.back().filter_classes == piece.filter_classes) {
@@ -144,7 +147,9 @@ class Run {
     const Plan plan = client_.plan();
     for (const Parameter* p : model_.parameters()) {
       std::vector<Block>& blocks = blocks_[p->index];
-      if (skips_inactive_) blocks = FilteredBlocks(plan, ids_[p->index]);
+      if (skips_inactive_) {
+        blocks = FilteredBlocks(plan, options_.compression.filter, ids_[p->index]);
+      }
       if (blocks.size() <= 1) blocks = {Block{{0, p->value.size()}, {}}};
       for (Block& block : blocks) {
         const std::string name = blocks.size() == 1

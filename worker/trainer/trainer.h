@@ -98,7 +98,8 @@ double DefaultRate(std::string_view method);
 ///
 /// A method (Optimizer) makes of a gradient what is pushed, a momentum perhaps, and of what comes
 /// back the update, both for whole tensors. Under a filter with `skip` its tensors are the
-/// stretches that are always sent together, mostly whole tensors as well.
+/// stretches that are always sent together: mostly whole tensors as well, but with an interval that
+/// is measured the units' parts of them, since its classes change.
 ///
 /// The result depends on model, data, options and num_workers alone (on one type of machine),
 /// never on time or threads, as long as the client's results don't.
@@ -142,11 +143,12 @@ struct RunSummary {
 ///   (how many), kernels, uplink, downlink (compressors as configured)
 ///   steps, seconds (gradient rounds only), steps_per_second
 ///   compute_seconds, wait_seconds, hand_over_seconds, gflops
-///   first_loss, last_loss (mean of the last 100 steps at most), test_loss (mean over the test set)
-///   and accuracy (share of the test set that is right), both null but on rank 0; losses are in
-///   nats gradient_raw_push_bytes, gradient_raw_pull_bytes, gradient_sent_bytes,
-///   gradient_received_bytes push_ratio, pull_ratio (raw over wire bytes; null if nothing went over
-///   a wire) broadcast_raw_push_bytes, broadcast_raw_pull_bytes, broadcast_sent_bytes,
+///   first_loss, last_loss (mean of the last 100 steps at most), in nats
+///   test_loss (mean over the test set, in nats), accuracy (share of it that is right); both null
+///   but on rank 0
+///   gradient_raw_push_bytes, gradient_raw_pull_bytes, gradient_sent_bytes, gradient_received_bytes
+///   push_ratio, pull_ratio (raw over wire bytes; null if nothing went over a wire)
+///   broadcast_raw_push_bytes, broadcast_raw_pull_bytes, broadcast_sent_bytes,
 ///   broadcast_received_bytes, broadcast_seconds (initial parameters)
 ///   skipped_updates, nonfinite_units
 ///   step_ms, comm_ms, compute_ms, exposed_ms, ccr (means of the last 16 steps, docs/operations.md;
