@@ -133,6 +133,28 @@ std::vector<Handle> PushAll(Client& client, const std::vector<TensorId>& ids,
   return handles;
 }
 
+void AddResiduals(Client& client, const std::vector<TensorId>& ids, Doubles& residuals) {
+  for (std::size_t t = 0; t < ids.size(); ++t) {
+    const std::vector<float> residual = client.ReadResidual(ids[t]);
+    for (std::size_t i = 0; i < residual.size(); ++i) residuals[t].at(i) += residual[i];
+  }
+}
+
+void RequireConserved(std::span<const TensorDeclaration> tensors, const Doubles& delivered,
+                      const Doubles& residuals, const Doubles& handed_over) {
+  double held = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    CAPTURE(tensors[t].name);
+    for (std::size_t i = 0; i < delivered[t].size(); ++i) {
+      held += residuals[t][i];
+      if (delivered[t][i] + residuals[t][i] == handed_over[t][i]) continue;
+      CAPTURE(i, delivered[t][i], residuals[t][i], handed_over[t][i]);
+      FAIL("an element is not conserved");
+    }
+  }
+  REQUIRE(held > 0);
+}
+
 std::uint64_t TestSeed() {
   static const std::uint64_t seed = [] {
     const char* text = std::getenv("GRADWIRE_TEST_SEED");

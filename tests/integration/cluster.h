@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -98,6 +99,17 @@ Status PushPull(Client& client, TensorId tensor, ByteView input, MutableBytes ou
 /// Push-pulls all tensors in place as one step, and waits for them.
 std::vector<Handle> PushAll(Client& client, const std::vector<TensorId>& ids,
                             std::vector<std::vector<float>>& values, Failures& failures);
+
+/// Sums over ranks and steps, [tensor][element].
+using Doubles = std::vector<std::vector<double>>;
+
+/// Adds what this client holds back of each tensor.
+void AddResiduals(Client& client, const std::vector<TensorId>& ids, Doubles& residuals);
+
+/// Fails the test unless delivered + residuals == handed_over, element by element, or if nothing
+/// was held back: then there was nothing to conserve.
+void RequireConserved(std::span<const TensorDeclaration> tensors, const Doubles& delivered,
+                      const Doubles& residuals, const Doubles& handed_over);
 
 /// The seed of this run: GRADWIRE_TEST_SEED, else a fixed one; printed once.
 std::uint64_t TestSeed();

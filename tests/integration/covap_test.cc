@@ -13,8 +13,6 @@
 namespace gradwire::testing {
 namespace {
 
-using Doubles = std::vector<std::vector<double>>;  // [tensor][element]
-
 Config FilterConfig(std::uint32_t workers, std::uint32_t interval, std::uint32_t servers = 1) {
   Config config = TestConfig(workers, servers);
   config.compression.filter.type = FilterType::kCovap;
@@ -128,25 +126,12 @@ TEST_CASE(
       const auto saved = client.SaveState();
       if (failures.Ok(saved.status(), "save")) states[client.rank()] = *saved;
       const std::lock_guard lock(mu);
-      for (std::size_t t = 0; t < tensors.size(); ++t) {
-        const std::vector<float> residual = client.ReadResidual((*ids)[t]);
-        for (std::size_t i = 0; i < residual.size(); ++i) residuals[t][i] += residual[i];
-      }
+      AddResiduals(client, *ids, residuals);
       failures.Expect(client.stats().held_back_units > 0, "nothing was held back");
     });
     RequireNone(failures);
   }
-  double held = 0;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    CAPTURE(tensors[t].name);
-    for (std::size_t i = 0; i < out[t].size(); ++i) {
-      held += residuals[t][i];
-      if (out[t][i] + residuals[t][i] == gradients[t][i]) continue;
-      CAPTURE(i, out[t][i], residuals[t][i], gradients[t][i]);
-      FAIL("an element is not conserved");
-    }
-  }
-  REQUIRE(held > 0);  // otherwise there was nothing to conserve
+  RequireConserved(tensors, out, residuals, gradients);
 }
 
 TEST_CASE("in any I steps each element of every tensor is sent once", "[integration][covap]") {

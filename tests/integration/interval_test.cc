@@ -22,8 +22,6 @@ namespace {
 
 using std::chrono::seconds;
 
-using Doubles = std::vector<std::vector<double>>;  // [tensor][element]
-
 Config AutoConfig(std::uint32_t workers, std::uint32_t servers = 1) {
   Config config = TestConfig(workers, servers);
   config.compression.filter.type = FilterType::kCovap;
@@ -168,23 +166,10 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
     failures.Expect(client.stats().interval == 8, "the interval in the stats");
     failures.Expect(client.stats().held_back_units > 0, "nothing was held back");
     const std::lock_guard lock(mu);
-    for (std::size_t t = 0; t < tensors.size(); ++t) {
-      const std::vector<float> residual = client.ReadResidual((*ids)[t]);
-      for (std::size_t i = 0; i < residual.size(); ++i) residuals[t][i] += residual[i];
-    }
+    AddResiduals(client, *ids, residuals);
   });
   RequireNone(failures);
-  double held = 0;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    CAPTURE(tensors[t].name);
-    for (std::size_t i = 0; i < out[t].size(); ++i) {
-      held += residuals[t][i];
-      if (out[t][i] + residuals[t][i] == gradients[t][i]) continue;
-      CAPTURE(i, out[t][i], residuals[t][i], gradients[t][i]);
-      FAIL("an element is not conserved");
-    }
-  }
-  REQUIRE(held > 0);  // otherwise there was nothing to conserve
+  RequireConserved(tensors, out, residuals, gradients);
 }
 
 /// Rank 0's results of all steps, and the plan at the end.
@@ -423,31 +408,37 @@ Config ScriptedConfig() {
   return config;
 }
 
+/// Worker 0, with two tensors, in step 5.
+std::unique_ptr<Client> ClientInStepFive(InprocNetwork& network, const Config& config) {
+  auto client = Client::Connect(config, 0, network.MakeLoop());
+  REQUIRE(client.ok());
+  REQUIRE((*client)->Declare(std::vector{Tensor("a", 5000), Tensor("b", 5000)}).ok());
+  for (int i = 0; i < 5; ++i) REQUIRE((*client)->EndStep().ok());
+  return std::move(client).value();
+}
+
 TEST_CASE("a worker keeps its word on how far it goes until the plan has the change",
           "[integration][covap]") {
   const auto network = MakeInprocNetwork();
   const Config config = ScriptedConfig();
   ScriptedRoot root(*network, config);
-  auto client = Client::Connect(config, 0, network->MakeLoop());
-  REQUIRE(client.ok());
-  REQUIRE((*client)->Declare(std::vector{Tensor("a", 5000), Tensor("b", 5000)}).ok());
-  for (int i = 0; i < 5; ++i) REQUIRE((*client)->EndStep().ok());
+  const auto client = ClientInStepFive(*network, config);
   root.Ask(1, 3);
   REQUIRE(root.AwaitAnswer(1) == 5);
-  REQUIRE((*client)->EndStep().ok());
+  REQUIRE(client->EndStep().ok());
   root.Ask(1, 3);  // again, as after a cut: the word that was given stands
   REQUIRE(root.AwaitAnswer(2) == 5);
-  REQUIRE((*client)->EndStep().ok());  // step 7 begins
-  auto next = std::async(std::launch::async, [&] { return (*client)->EndStep(); });
+  REQUIRE(client->EndStep().ok());  // step 7 begins
+  auto next = std::async(std::launch::async, [&] { return client->EndStep(); });
   CHECK(next.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout);
   root.SendPlanWith(2, 8);
   REQUIRE(next.get().ok());
-  CHECK((*client)->stats().interval == 2);
-  for (int i = 0; i < 5; ++i) REQUIRE((*client)->EndStep().ok());  // there is nothing to keep now
+  CHECK(client->stats().interval == 2);
+  for (int i = 0; i < 5; ++i) REQUIRE(client->EndStep().ok());  // there is nothing to keep now
   root.Ask(2, 3);
   REQUIRE(root.AwaitAnswer(3) == 13);
   root.SendPlanWith(1, 16);
-  CHECK((*client)->Close().ok());
+  CHECK(client->Close().ok());
 }
 
 TEST_CASE("a worker that hears of an interval too late says so and ends the job",
@@ -455,17 +446,14 @@ TEST_CASE("a worker that hears of an interval too late says so and ends the job"
   const auto network = MakeInprocNetwork();
   const Config config = ScriptedConfig();
   ScriptedRoot root(*network, config);
-  auto client = Client::Connect(config, 0, network->MakeLoop());
-  REQUIRE(client.ok());
-  REQUIRE((*client)->Declare(std::vector{Tensor("a", 5000), Tensor("b", 5000)}).ok());
-  for (int i = 0; i < 5; ++i) REQUIRE((*client)->EndStep().ok());
+  const auto client = ClientInStepFive(*network, config);
   root.SendPlanWith(2, 5);
-  const Status status = (*client)->Barrier();  // which this root never answers
+  const Status status = client->Barrier();  // which this root never answers
   CHECK(status.code() == StatusCode::kInternal);
   CHECK(status.message() ==
         "worker 0 is late: it is at step 5, and hears now that the interval is 2 from step 5 on "
         "(plan version 2)");
-  CHECK((*client)->EndStep().message() == status.message());
+  CHECK(client->EndStep().message() == status.message());
 }
 
 }  // namespace
