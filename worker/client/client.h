@@ -151,10 +151,10 @@ class Client {
 
   /// Rank 0 with a filter whose `interval` is `auto`: asks for another interval, and from then on
   /// the client does not measure one any more. Returns at once; the change begins some steps later,
-  /// on every worker in the same step, in which the plan's new stage says so. At most as many steps
-  /// as there are filtered units. A job that replays a saved plan keeps that plan's intervals.
-  /// Errors: InvalidArgument for another rank or filter, or an interval that is not from 1 to 256;
-  /// the job's error.
+  /// on every worker in the same step, in which the plan's new stage says so. Ask when tensors are
+  /// declared: more steps than there are filtered units by then are not to be had. A job that
+  /// replays a saved plan keeps that plan's intervals. Errors: InvalidArgument for another rank or
+  /// filter, or an interval that is not from 1 to 256; the job's error.
   virtual Status AskForInterval(std::uint32_t interval);
 
   /// Ends the step: fused units with missing members go out with zeros for those; the step counter
