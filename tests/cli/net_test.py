@@ -115,6 +115,41 @@ class NetTest(unittest.TestCase):
         self.check_result(found["none"], 3, 4 * ELEMENTS, 1)
         self.assertGreater(found["none"]["worker_cpu_ms"], 15)  # by which sleeping is told from burning
 
+    def test_a_filter_sends_each_unit_once_in_its_interval(self):
+        found, _ = self.measured("--compute-ms", "20", "--steps", "8", "--compressor", "none", "--compressor", "fp16",
+                                 "--filter", "covap(interval=4)", "--filter", "fp16+covap(interval=2,c0=1)",
+                                 "--set", "partition.bytes=64KiB", "--set", "partition.fuse_below=16KiB")
+        self.assertEqual(list(found), ["none", "fp16", "covap(interval=4)", "fp16+covap(interval=2,c0=1)"])
+        for name, interval in (("none", None), ("fp16", None), ("covap(interval=4)", 4),
+                               ("fp16+covap(interval=2,c0=1)", 2)):
+            self.assertEqual(found[name]["interval"], interval)
+            for worker in found[name]["launches"][0]["workers"]:
+                self.assertEqual({step["interval"] for step in worker["each_step"]}, {interval or 0})
+                width = 2 if "fp16" in name else 4
+                [server] = worker["servers"]
+                for direction in ("up", "down"):
+                    self.assertAlmostEqual(server[direction], width * ELEMENTS / (interval or 1), delta=1)
+                # Eight steps are two or four intervals; the last step's may still be on their way.
+                total = sum(step["sent_bytes"] for step in worker["each_step"])
+                self.assertLessEqual(total, 8 * (1.1 * server["up"] + 20000))
+                self.assertGreaterEqual(total, 6 * server["up"])
+                if interval:
+                    overlap = worker["overlap"]
+                    self.assertAlmostEqual(overlap["full_ccr"], interval * overlap["ccr"],
+                                           delta=0.01 * overlap["full_ccr"] + 0.001)
+
+    def test_a_measured_interval_is_that_of_the_step(self):
+        # Little compute beside many bytes. There are few units, so the interval is small and soon begins.
+        found, _ = self.measured("--compute-ms", "20", "--steps", "40", "--compressor", "none", "--filter", "covap",
+                                 "--workers", "1", "--rate", "100mbit", "--set", "partition.bytes=256KiB")
+        worker = found["covap"]["launches"][0]["workers"][0]
+        intervals = [step["interval"] for step in worker["each_step"]]
+        self.assertEqual(intervals[:16], [1] * 16)
+        self.assertGreater(intervals[-1], 1)
+        self.assertEqual(found["covap"]["interval"], worker["interval"])
+        before = sum(step["sent_bytes"] for step in worker["each_step"][:8])
+        self.assertLess(sum(step["sent_bytes"] for step in worker["each_step"][-8:]), 0.8 * before)
+
     def test_on_shaped_links_no_step_is_faster_than_the_bound(self):
         # Nothing here is too slow on a busy machine.
         for colocated in (False, True):
@@ -209,6 +244,8 @@ class NetTest(unittest.TestCase):
         for words, expect in ((["--workers", "0"], "--workers is 0, expected 1 to 64"),
                               (["--rate", "fast"], "--rate: the rate is 'fast'"),
                               (["--colocated"], "--colocated needs --rate"),
+                              (["--filter", "covap(4)"], "--filter is 'covap(4)', expected"),
+                              (["--filter", "lossy"], "--filter is 'lossy', expected"),
                               (["--compute", "think"], "--compute")):
             done = self.run_bench(*words)
             self.assertEqual(done.returncode, 2, done.stderr)

@@ -121,16 +121,18 @@ class Run {
     return Status::Ok();
   }
 
-  /// Sums since the begin.
+  /// Sums since the begin, and the interval of the step to come.
   NetBenchStep Totals(Clock::time_point begin) const {
     NetBenchStep totals;
     totals.step_ms = Milliseconds(Clock::now() - begin);
     totals.compute_ms = Milliseconds(computer_.spent());
     totals.exposed_ms = Milliseconds(blocked_);
     totals.hand_over_ms = Milliseconds(handing_over_);
-    const TrafficCounters traffic = client_.stats().traffic;
+    const ClientStats stats = client_.stats();
+    const TrafficCounters& traffic = stats.traffic;
     totals.sent_bytes = traffic.sent_bytes;
     totals.received_bytes = traffic.received_bytes;
+    totals.interval = stats.interval;
     return totals;
   }
 
@@ -170,9 +172,26 @@ class Run {
 };
 
 NetBenchStep Difference(const NetBenchStep& before, const NetBenchStep& after) {
-  return {after.step_ms - before.step_ms,       after.compute_ms - before.compute_ms,
-          after.exposed_ms - before.exposed_ms, after.hand_over_ms - before.hand_over_ms,
-          after.sent_bytes - before.sent_bytes, after.received_bytes - before.received_bytes};
+  return {after.step_ms - before.step_ms,
+          after.compute_ms - before.compute_ms,
+          after.exposed_ms - before.exposed_ms,
+          after.hand_over_ms - before.hand_over_ms,
+          after.sent_bytes - before.sent_bytes,
+          after.received_bytes - before.received_bytes,
+          before.interval};
+}
+
+Result<std::vector<NetBenchServerBytes>> BytesOfServers(const Plan& plan, std::uint32_t interval,
+                                                        const Config& config) {
+  std::vector<NetBenchServerBytes> servers(plan.num_servers);
+  for (const Unit& unit : plan.units) {
+    const auto bytes = WireBytes(unit, unit.phases.back(), config.compressors());
+    if (!bytes.ok()) return bytes.status();
+    const double steps = unit.filter_classes.empty() ? 1 : interval;  // in which it is sent once
+    servers[unit.server].up += static_cast<double>(bytes->uplink) / steps;
+    servers[unit.server].down += static_cast<double>(bytes->downlink) / steps;
+  }
+  return servers;
 }
 
 }  // namespace
@@ -181,16 +200,9 @@ Result<NetBenchReport> RunNetBench(Client& client, const Config& config,
                                    const NetBenchOptions& options) {
   auto ids = client.Declare(options.tensors);
   if (!ids.ok()) return ids.status();
+  const Plan plan = client.plan();  // a copy: another interval brings another plan
   NetBenchReport report;
-  const Plan& plan = client.plan();
   report.num_units = plan.units.size();
-  report.servers.resize(plan.num_servers);
-  for (const Unit& unit : plan.units) {
-    const auto bytes = WireBytes(unit, unit.phases.back(), config.compressors());
-    if (!bytes.ok()) return bytes.status();
-    report.servers[unit.server].up += bytes->uplink;
-    report.servers[unit.server].down += bytes->downlink;
-  }
   Run run(client, options, std::move(*ids));
   for (std::uint64_t step = 0; step < options.warm_up; ++step) {
     GRADWIRE_RETURN_IF_ERROR(run.Step());
@@ -206,6 +218,9 @@ Result<NetBenchReport> RunNetBench(Client& client, const Config& config,
   }
   report.cpu_ms = (ProcessCpuMs() - cpu) / static_cast<double>(options.steps);
   report.stats = client.stats();
+  auto servers = BytesOfServers(plan, report.stats.interval, config);
+  if (!servers.ok()) return servers.status();
+  report.servers = std::move(*servers);
   GRADWIRE_RETURN_IF_ERROR(run.WaitForAll());
   return report;
 }

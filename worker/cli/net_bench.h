@@ -32,12 +32,14 @@ struct NetBenchStep {
   double hand_over_ms = 0;  // in PushPullAsync and EndStep
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
+  std::uint32_t interval = 0;  // the filter's; 0 without one
 };
 
-/// Bytes of payload between one worker and one server in a step, after the plan.
+/// Bytes of payload between one worker and one server in a step, after the plan; with a filter the
+/// mean over its last interval.
 struct NetBenchServerBytes {
-  std::uint64_t up = 0;
-  std::uint64_t down = 0;
+  double up = 0;
+  double down = 0;
 };
 
 struct NetBenchReport {

@@ -40,9 +40,9 @@ int Fail(const Status& status, int exit_code) {
 std::string ToJson(const NetBenchStep& step) {
   return fmt::format(
       R"({{"step_ms": {:.4f}, "compute_ms": {:.4f}, "exposed_ms": {:.4f}, "hand_over_ms": {:.4f}, )"
-      R"("sent_bytes": {}, "received_bytes": {}}})",
+      R"("sent_bytes": {}, "received_bytes": {}, "interval": {}}})",
       step.step_ms, step.compute_ms, step.exposed_ms, step.hand_over_ms, step.sent_bytes,
-      step.received_bytes);
+      step.received_bytes, step.interval);
 }
 
 /// One line a step, and then one with `servers` for the whole.
@@ -50,19 +50,20 @@ void PrintReport(const NetBenchReport& report, std::uint32_t rank, const std::st
   for (const NetBenchStep& step : report.steps) fmt::print("{}\n", ToJson(step));
   std::vector<std::string> servers;
   for (const NetBenchServerBytes& bytes : report.servers) {
-    servers.push_back(fmt::format(R"({{"up": {}, "down": {}}})", bytes.up, bytes.down));
+    servers.push_back(fmt::format(R"({{"up": {:.0f}, "down": {:.0f}}})", bytes.up, bytes.down));
   }
   const OverlapFigures& overlap = report.stats.overlap;
   fmt::print(
-      R"({{"rank": {}, "compute": "{}", "cpu_ms": {:.4f}, "units": {}, "servers": [{}], )"
-      R"("overlap": {{"steps": {}, "step_ms": {:.4f}, "comm_ms": {:.4f}, "compute_ms": {:.4f}, )"
-      R"("exposed_ms": {:.4f}, "ccr": {:.4f}, "up_bytes": {:.0f}, "down_bytes": {:.0f}, )"
-      R"("goodput": {:.0f}}}, "resent_pushes": {}, "reconnects": {}}})"
+      R"({{"rank": {}, "compute": "{}", "cpu_ms": {:.4f}, "units": {}, "interval": {}, )"
+      R"("servers": [{}], "overlap": {{"steps": {}, "step_ms": {:.4f}, "comm_ms": {:.4f}, "compute_ms": {:.4f}, )"
+      R"("exposed_ms": {:.4f}, "ccr": {:.4f}, "full_comm_ms": {:.4f}, "full_ccr": {:.4f}, )"
+      R"("up_bytes": {:.0f}, "down_bytes": {:.0f}, "goodput": {:.0f}}}, "resent_pushes": {}, )"
+      R"("reconnects": {}}})"
       "\n",
-      rank, compute, report.cpu_ms, report.num_units, fmt::join(servers, ", "), overlap.steps,
-      overlap.step_ms, overlap.comm_ms, overlap.compute_ms, overlap.exposed_ms, overlap.ccr(),
-      overlap.up_bytes, overlap.down_bytes, overlap.goodput, report.stats.resent_pushes,
-      report.stats.reconnects);
+      rank, compute, report.cpu_ms, report.num_units, report.stats.interval,
+      fmt::join(servers, ", "), overlap.steps, overlap.step_ms, overlap.comm_ms, overlap.compute_ms,
+      overlap.exposed_ms, overlap.ccr(), overlap.full_comm_ms, overlap.full_ccr(), overlap.up_bytes,
+      overlap.down_bytes, overlap.goodput, report.stats.resent_pushes, report.stats.reconnects);
 }
 
 int RunWorker(Arguments arguments) {
