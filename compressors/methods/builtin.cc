@@ -151,8 +151,15 @@ Result<CompressorSpec> ParseMethodSpec(std::string_view text) {
   return spec;
 }
 
-Result<std::unique_ptr<const Method>> CreateMethod(const CompressorSpec& spec,
-                                                   const CompressionRules* job) {
+namespace {
+
+struct KnownMethod {
+  const MethodInfo* info = nullptr;
+  Parameters parameters;
+};
+
+/// With the job's warm-up where the spec names none.
+Result<KnownMethod> Resolve(const CompressorSpec& spec, const CompressionRules* job) {
   const auto info = FindMethod(spec);
   if (!info.ok()) return info.status();
   CompressorSpec given = spec;
@@ -165,12 +172,35 @@ Result<std::unique_ptr<const Method>> CreateMethod(const CompressorSpec& spec,
     }
     given.parameters["freeze_step"] = fmt::format("{}", job->warmup_steps);
   }
-  const auto parameters = CheckedParameters(**info, given);
+  auto parameters = CheckedParameters(**info, given);
   if (!parameters.ok()) return parameters.status();
-  auto method = (*info)->create(*parameters);
+  return KnownMethod{*info, std::move(parameters).value()};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<const Method>> CreateMethod(const CompressorSpec& spec,
+                                                   const CompressionRules* job) {
+  const auto known = Resolve(spec, job);
+  if (!known.ok()) return known.status();
+  auto method = known->info->create(known->parameters);
   if (!method.ok() || job == nullptr) return method;
   GRADWIRE_RETURN_IF_ERROR(CheckJob(spec.name, method.value()->traits(), *job));
   return method;
+}
+
+Result<CompressorSpec> CompleteMethodSpec(const CompressorSpec& spec, const CompressionRules* job) {
+  const auto known = Resolve(spec, job);
+  if (!known.ok()) return known.status();
+  CompressorSpec complete{spec.name, {}};
+  for (const ParameterInfo& info : known->info->parameters) {
+    if (!known->parameters.Has(info.name)) continue;
+    const bool is_number = info.kind == ParameterInfo::Kind::kNumber;
+    complete.parameters[info.name] = is_number
+                                         ? fmt::format("{}", known->parameters.Number(info.name))
+                                         : known->parameters.Text(info.name);
+  }
+  return complete;
 }
 
 Status CheckMethodSpec(const CompressorSpec& spec) {

@@ -85,6 +85,11 @@ const std::vector<MethodInfo>& Methods();
 Result<std::unique_ptr<const Method>> CreateMethod(const CompressorSpec& spec,
                                                    const CompressionRules* job);
 
+/// The spec with every parameter that the method then has, defaults and the job's freeze_step
+/// included, numbers in their shortest form: two specs that make the same method have the same.
+/// Errors: as CreateMethod for name and parameters.
+Result<CompressorSpec> CompleteMethodSpec(const CompressorSpec& spec, const CompressionRules* job);
+
 /// The method of a job that leaves updates to its caller.
 inline constexpr std::string_view kNoMethod = "none";
 

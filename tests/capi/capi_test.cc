@@ -17,10 +17,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/config/process.h"
+#include "compressors/methods/optimizer.h"
 #include "server/server.h"
 #include "tests/catch.h"
 
@@ -229,6 +232,11 @@ std::vector<std::pair<std::string, std::function<gradwire_status(gradwire_client
       {"load_state", [](auto* c) { return gradwire_load_state(c, nullptr, 0); }},
       {"plan", [](auto* c) { return gradwire_plan(c, nullptr, &bytes); }},
       {"get_stats", [](auto* c) { return gradwire_get_stats(c, &stats); }},
+      {"optimizer_create",
+       [](auto* c) {
+         static gradwire_optimizer* optimizer = nullptr;
+         return gradwire_optimizer_create(c, "sgd", &optimizer);
+       }},
       {"get_value", [](auto* c) { return gradwire_get_value(c, "goodput", &number); }},
   };
 }
@@ -811,6 +819,394 @@ TEST_CASE("a process can have clients of two jobs", "[capi]") {
   gradwire_free(a);
   gradwire_free(b);
   CHECK(failures.Take() == "");
+}
+
+/// Frees at the end of the scope, before the job's own end of the client.
+struct OptimizerOwner {
+  gradwire_optimizer* get = nullptr;
+  ~OptimizerOwner() { gradwire_optimizer_free(get); }
+};
+
+float Wave(std::size_t i) { return std::sin(static_cast<float>(i)); }
+
+/// A gradient that differs by rank and step.
+std::vector<float> GradientOf(std::uint32_t rank, std::uint64_t step, std::size_t n) {
+  std::vector<float> gradient(n);
+  for (std::size_t i = 0; i < n; ++i) gradient[i] = Wave(i * (rank + 2) + step * 7) + 0.1F;
+  return gradient;
+}
+
+/// Two workers, some steps of a method over the tensors "w" (decays) and "b".
+struct MethodRun {
+  Strings settings;
+  const char* method = nullptr;  // null: the job's
+  std::uint64_t steps = 8;
+  std::uint64_t restored_in = UINT64_MAX;  // the step before which another optimizer takes over
+  std::uint64_t void_in = UINT64_MAX;      // the step in which rank 1 has a NaN
+
+  struct Tensor {
+    const char* name;
+    std::size_t n;
+  };
+  static constexpr Tensor kTensors[2] = {{"w", 300}, {"b", 20}};
+
+  // Of rank 0.
+  std::vector<float> parameters[2];
+  std::vector<std::vector<float>> pulled[2];  // by step
+  double skipped = 0;
+
+  static double RateOf(std::uint64_t step) { return 0.01 / static_cast<double>(step + 1); }
+
+  std::string Go() {
+    Job job(2, settings);
+    std::vector<float> result[2][2];
+    const std::string failed = job.Run(2, [&](Failures& check, gradwire_client*& client) {
+      const std::uint32_t rank = gradwire_rank(client);
+      std::uint32_t ids[2] = {};
+      for (std::size_t t = 0; t < 2; ++t) {
+        const std::uint64_t extent = kTensors[t].n;
+        const gradwire_tensor tensor = {kTensors[t].name, &extent,          1,
+                                        GRADWIRE_FLOAT32, GRADWIRE_AVERAGE, 0};
+        if (!check.Ok(gradwire_declare(client, &tensor, 1, &ids[t]), "declare")) return;
+      }
+      const auto make = [&](OptimizerOwner& made, bool w_first) {
+        check.Ok(gradwire_optimizer_create(client, method, &made.get), "create");
+        for (const std::size_t t : {w_first ? 0U : 1U, w_first ? 1U : 0U}) {
+          check.Ok(gradwire_optimizer_add(made.get, ids[t], t == 0), "add");
+        }
+      };
+      OptimizerOwner first;
+      OptimizerOwner second;
+      make(first, true);
+      gradwire_optimizer* optimizer = first.get;
+      std::vector<float> x[2];
+      for (std::size_t t = 0; t < 2; ++t) {
+        for (std::size_t i = 0; i < kTensors[t].n; ++i) x[t].push_back(Wave(i + t));
+      }
+      for (std::uint64_t step = 0; step < steps; ++step) {
+        if (step == restored_in) {
+          std::size_t bytes = 0;
+          check.Expect(
+              gradwire_optimizer_save(optimizer, nullptr, &bytes) == GRADWIRE_BUFFER_TOO_SMALL,
+              "save without room");
+          std::vector<std::byte> saved(bytes);
+          check.Ok(gradwire_optimizer_save(optimizer, saved.data(), &bytes), "save");
+          make(second, false);
+          optimizer = second.get;
+          check.Ok(gradwire_optimizer_load(optimizer, saved.data(), bytes), "load");
+        }
+        std::vector<float> gradients[2];
+        gradwire_handle handles[2] = {};
+        for (std::size_t t = 0; t < 2; ++t) {
+          std::vector<float>& g = gradients[t];
+          g = GradientOf(rank, step + t, kTensors[t].n);
+          if (step == void_in && rank == 1 && t == 0) g[5] = NAN;
+          check.Ok(gradwire_optimizer_send(optimizer, ids[t], g.data(), g.size()), "send");
+          check.Ok(gradwire_push_pull(client, ids[t], g.data(), g.data(), g.size() * sizeof(float),
+                                      &handles[t]),
+                   "push_pull");
+        }
+        check.Ok(gradwire_end_step(client), "end of step");
+        check.Ok(gradwire_optimizer_end_step(optimizer), "end of the method's step");
+        for (std::size_t t = 0; t < 2; ++t) {
+          check.Ok(gradwire_wait(client, handles[t], -1), "wait");
+          if (rank == 0) pulled[t].push_back(gradients[t]);
+          check.Ok(gradwire_optimizer_update(optimizer, handles[t], gradients[t].data(),
+                                             RateOf(step), x[t].data(), x[t].size()),
+                   "update");
+        }
+      }
+      for (std::size_t t = 0; t < 2; ++t) result[rank][t] = x[t];
+      if (rank == 0) {
+        check.Ok(gradwire_optimizer_get_value(optimizer, "skipped", &skipped), "skipped");
+      }
+    });
+    for (std::size_t t = 0; t < 2; ++t) {
+      if (result[0][t] != result[1][t]) return failed + "the workers' parameters differ";
+      parameters[t] = result[0][t];
+    }
+    return failed;
+  }
+
+  /// Where an optimizer of the library's own comes to with what was pulled.
+  std::vector<float> Replayed(std::size_t t, std::string_view spec) const {
+    auto optimizer = Optimizer::Create(spec, nullptr);
+    REQUIRE(optimizer.ok());
+    REQUIRE(optimizer.value()->AddTensor("t", kTensors[t].n, t == 0).ok());
+    std::vector<float> x;
+    for (std::size_t i = 0; i < kTensors[t].n; ++i) x.push_back(Wave(i + t));
+    for (std::uint64_t step = 0; step < steps; ++step) {
+      std::vector<float> gradient = GradientOf(0, step + t, kTensors[t].n);
+      REQUIRE(optimizer.value()->Send(0, gradient).ok());
+      REQUIRE(optimizer.value()->Update(0, pulled[t][step], RateOf(step), x).ok());
+      optimizer.value()->EndStep();
+    }
+    return x;
+  }
+};
+
+Strings OnebitBothWays(Strings more = {}) {
+  Strings settings = {"compression.min_bytes=0B", "partition.fuse_below=0",
+                      "compression.uplink.compressor=onebit",
+                      "compression.downlink.compressor=onebit"};
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
+TEST_CASE("a method trains two workers alike, also restored in between", "[capi]") {
+  struct Case {
+    const char* setting;  // of the job
+    const char* method;   // of the program
+    const char* spec;     // the same method, for an optimizer without a job
+    const char* warmup;
+  };
+  const Case each = GENERATE(
+      Case{"clan(beta1=0.8)", nullptr, "clan(beta1=0.8)", "0"},
+      Case{"none", "lans(weight_decay=0.1)", "lans(weight_decay=0.1)", "0"},
+      // The program may write what is the default.
+      Case{"dist_ef_sgdm", "dist_ef_sgdm(momentum=0.90,weight_decay=0)", "dist_ef_sgdm", "0"},
+      Case{"onebit_lamb", nullptr, "onebit_lamb(freeze_step=3)", "3"},
+      Case{"none", "onebit_adam(freeze_step=3)", "onebit_adam(freeze_step=3)", "3"});
+  CAPTURE(each.setting, each.spec);
+  MethodRun run;
+  run.settings = OnebitBothWays({"method=" + std::string(each.setting),
+                                 "compression.warmup_steps=" + std::string(each.warmup)});
+  run.method = each.method;
+  run.restored_in = 5;
+  REQUIRE(run.Go() == "");
+  CHECK(run.skipped == 0);
+  for (std::size_t t = 0; t < 2; ++t) {
+    CHECK(run.parameters[t] == run.Replayed(t, each.spec));
+    CHECK(run.parameters[t][1] != Wave(1 + t));
+  }
+}
+
+TEST_CASE("a program's own method that sends momenta is treated as the job's in a void round",
+          "[capi]") {
+  MethodRun of_job;
+  of_job.settings = OnebitBothWays({"method=onebit_adam", "compression.warmup_steps=2"});
+  of_job.void_in = 4;
+  REQUIRE(of_job.Go() == "");
+  CHECK(of_job.skipped == 1);
+  MethodRun of_program = of_job;
+  of_program.settings = OnebitBothWays({"compression.warmup_steps=2"});
+  of_program.method = "onebit_adam";
+  REQUIRE(of_program.Go() == "");
+  for (std::size_t t = 0; t < 2; ++t) CHECK(of_program.parameters[t] == of_job.parameters[t]);
+  // What is compared does depend on that: a void round whose momenta stayed would show.
+  MethodRun finite = of_program;
+  finite.void_in = UINT64_MAX;
+  REQUIRE(finite.Go() == "");
+  CHECK(finite.parameters[0] != of_program.parameters[0]);
+}
+
+TEST_CASE("a method leaves alone what the filter holds back", "[capi]") {
+  // Two units of 4096 elements, of the classes 0 and 1.
+  Job job(1, {"compression.filter.type=covap", "compression.filter.interval=2",
+              "compression.filter.inactive=skip", "partition.bytes=16KiB", "partition.fuse_below=0",
+              "method=lans"});
+  const std::string failures = job.Run(1, [](Failures& check, gradwire_client*& client) {
+    const std::uint64_t extent = 8192;
+    const gradwire_tensor tensor = {"w", &extent, 1, GRADWIRE_FLOAT32, GRADWIRE_AVERAGE, 0};
+    std::uint32_t id = 0;
+    if (!check.Ok(gradwire_declare(client, &tensor, 1, &id), "declare")) return;
+    OptimizerOwner optimizer;
+    check.Ok(gradwire_optimizer_create(client, nullptr, &optimizer.get), "create");
+    check.Ok(gradwire_optimizer_add(optimizer.get, id, 1), "add");
+    std::vector<float> x(extent, 1.0F);
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      std::vector<float> g = GradientOf(0, step, extent);
+      gradwire_handle handle{};
+      check.Ok(gradwire_optimizer_send(optimizer.get, id, g.data(), extent), "send");
+      check.Ok(gradwire_push_pull(client, id, g.data(), g.data(), extent * 4, &handle), "push");
+      check.Ok(gradwire_end_step(client), "end of step");
+      check.Ok(gradwire_optimizer_end_step(optimizer.get), "end of the method's step");
+      check.Ok(gradwire_wait(client, handle, -1), "wait");
+      const std::vector<float> before = x;
+      check.Ok(gradwire_optimizer_update(optimizer.get, handle, g.data(), 0.01, x.data(), x.size()),
+               "update");
+      const std::uint64_t sent = step % 2 * 4096;
+      const std::uint64_t held_back = 4096 - sent;
+      for (std::uint64_t i = 0; i < 4096; ++i) {
+        if (!check.Expect(x[sent + i] != before[sent + i], "sent, and moves")) return;
+        if (!check.Expect(x[held_back + i] == before[held_back + i], "held back, and stays"))
+          return;
+      }
+    }
+    double updates = 0;
+    check.Ok(gradwire_optimizer_get_value(optimizer.get, "updates", &updates), "updates");
+    check.Expect(updates == 4, "each stretch counts its own");
+    double step = 0;
+    check.Ok(gradwire_optimizer_get_value(optimizer.get, "step", &step), "step");
+    check.Expect(step == 4, "steps");
+  });
+  INFO(failures);
+  CHECK(failures.empty());
+}
+
+TEST_CASE("what a method can not do is refused with the reason", "[capi]") {
+  struct Case {
+    Strings settings;
+    const char* method;
+    const char* reason;
+  };
+  const Strings zero_fill = {"compression.filter.type=covap"};
+  const Case each = GENERATE_COPY(
+      Case{{}, nullptr, "method is none, and the program names none either"},
+      Case{{}, "lens", "no method is named 'lens'; did you mean 'lans'"},
+      Case{{}, "lans(beta3=1)", "method lans has no parameter"},
+      Case{{}, "lans(", "is not a method"},
+      Case{{}, "clan", "wants a compressor in both directions"},
+      Case{{}, "onebit_adam", "has no freeze_step"}, Case{zero_fill, "lans", "expected skip"},
+      Case{zero_fill, "onebit_lamb(freeze_step=5)", "would send the sum"},
+      Case{{"method=lans"},
+           "lans(beta1=0.8)",
+           "the program makes the method lans(beta1=0.8,beta2=0.999,eps=1e-06,weight_decay=0.01), "
+           "expected lans(beta1=0.9,"});
+  CAPTURE(each.reason);
+  Job job(1, each.settings);
+  gradwire_client* client = nullptr;
+  REQUIRE(Init(job.assignments(), 0, &client) == GRADWIRE_OK);
+  auto* optimizer = reinterpret_cast<gradwire_optimizer*>(&client);  // it is set to null
+  const gradwire_status status = gradwire_optimizer_create(client, each.method, &optimizer);
+  CHECK((status == GRADWIRE_INVALID_ARGUMENT || status == GRADWIRE_NOT_FOUND));
+  INFO(gradwire_last_error());
+  CHECK(Has(gradwire_last_error(), each.reason));
+  CHECK(optimizer == nullptr);
+  // The job's method is not forgotten: who makes no optimizer of it can't push.
+  Failures failures;
+  const std::vector<std::uint64_t> shape = {3};
+  const auto id = Declare(failures, client, Tensor("w", shape));
+  std::vector<float> values(3, 1.0F);
+  gradwire_handle handle{};
+  const gradwire_status pushed =
+      gradwire_push_pull(client, id, values.data(), values.data(), 12, &handle);
+  if (each.settings == Strings{"method=lans"}) {
+    CHECK(pushed == GRADWIRE_INVALID_ARGUMENT);
+    CHECK(Has(gradwire_last_error(), "method is lans, which this program does not run"));
+  } else {
+    CHECK(pushed == GRADWIRE_OK);
+    failures.Ok(gradwire_end_step(client), "end of step");
+    failures.Ok(gradwire_wait(client, handle, -1), "wait");
+  }
+  failures.Ok(gradwire_close(client), "close");
+  gradwire_free(client);
+  CHECK(failures.Take() == "");
+}
+
+TEST_CASE("wrong calls of an optimizer are refused, and it goes on", "[capi]") {
+  Job job(1);
+  gradwire_client* client = nullptr;
+  REQUIRE(Init(job.assignments(), 0, &client) == GRADWIRE_OK);
+  Failures failures;
+  const std::vector<std::uint64_t> shape = {4};
+  const auto id = Declare(failures, client, Tensor("w", shape, GRADWIRE_FLOAT32, GRADWIRE_AVERAGE));
+  const auto half = Declare(failures, client, Tensor("h", shape, GRADWIRE_FLOAT16));
+  const auto sum = Declare(failures, client, Tensor("s", shape, GRADWIRE_FLOAT32, GRADWIRE_SUM));
+  OptimizerOwner owner;
+  REQUIRE(gradwire_optimizer_create(client, "sgd(momentum=0)", &owner.get) == GRADWIRE_OK);
+  gradwire_optimizer* const o = owner.get;
+  CHECK(std::string(gradwire_optimizer_method(o)) == "sgd(momentum=0,weight_decay=0)");
+  std::vector<float> g(4, 1.0F);
+  std::vector<float> x(4, 1.0F);
+  double value = -1;
+  std::size_t bytes = 0;
+
+  const auto refuses = [](gradwire_status got, gradwire_status expected, const std::string& text) {
+    INFO(gradwire_last_error());
+    CHECK(got == expected);
+    CHECK(Has(gradwire_last_error(), text));
+  };
+  const auto wrong = GRADWIRE_INVALID_ARGUMENT;
+  refuses(gradwire_optimizer_create(nullptr, "sgd", &owner.get), wrong, "the client is NULL");
+  owner.get = o;  // it was set to null
+  refuses(gradwire_optimizer_create(client, "sgd", nullptr), wrong, "for the optimizer is NULL");
+  refuses(gradwire_optimizer_send(o, id, g.data(), 4), wrong, "tensor 0 was not added");
+  refuses(gradwire_optimizer_cancel(o, 7), wrong, "tensor 7 was not added");
+  refuses(gradwire_optimizer_add(o, 7, 1), wrong, "there is no tensor 7, 3 are declared");
+  refuses(gradwire_optimizer_add(o, half, 1), wrong, "tensor 'h' is average of float16");
+  refuses(gradwire_optimizer_add(o, sum, 1), wrong, "tensor 's' is sum of float32");
+  REQUIRE(gradwire_optimizer_add(o, id, 1) == GRADWIRE_OK);
+  refuses(gradwire_optimizer_add(o, id, 1), wrong, "tensor 'w' is there already");
+  refuses(gradwire_optimizer_send(o, id, nullptr, 4), wrong, "the gradient is NULL");
+  refuses(gradwire_optimizer_send(o, id, g.data(), 3), wrong, "has 3 values, expected 4");
+  REQUIRE(gradwire_optimizer_send(o, id, g.data(), 4) == GRADWIRE_OK);
+  refuses(gradwire_optimizer_send(o, id, g.data(), 4), wrong, "is sent again before its update");
+  refuses(gradwire_optimizer_save(o, nullptr, &bytes), wrong, "was sent and waits for its update");
+  REQUIRE(gradwire_optimizer_cancel(o, id) == GRADWIRE_OK);
+  REQUIRE(gradwire_optimizer_send(o, id, g.data(), 4) == GRADWIRE_OK);
+
+  gradwire_handle handle{};
+  REQUIRE(gradwire_push_pull(client, id, g.data(), g.data(), 16, &handle) == GRADWIRE_OK);
+  REQUIRE(gradwire_end_step(client) == GRADWIRE_OK);
+  REQUIRE(gradwire_wait(client, handle, -1) == GRADWIRE_OK);
+  REQUIRE(gradwire_optimizer_end_step(o) == GRADWIRE_OK);
+  refuses(gradwire_optimizer_update(o, handle, nullptr, 0.5, x.data(), 4), wrong,
+          "what was pulled is NULL");
+  refuses(gradwire_optimizer_update(o, handle, g.data(), 0.5, nullptr, 4), wrong,
+          "the array of parameters is NULL");
+  refuses(gradwire_optimizer_update(o, handle, g.data(), 0.5, x.data(), 5), wrong,
+          "has 5 values, expected 4");
+  refuses(gradwire_optimizer_update(o, handle, g.data(), -1, x.data(), 4), wrong,
+          "the learning rate of tensor 'w' is -1");
+  CHECK(x == std::vector<float>(4, 1.0F));
+  REQUIRE(gradwire_optimizer_update(o, handle, g.data(), 0.5, x.data(), 4) == GRADWIRE_OK);
+  CHECK(x == std::vector<float>(4, 0.5F));
+  refuses(gradwire_optimizer_update(o, handle, g.data(), 0.5, x.data(), 4), wrong,
+          "is updated, but was not sent");
+
+  refuses(gradwire_optimizer_get_value(o, "bytes", &value), GRADWIRE_NOT_FOUND,
+          "there is no value 'bytes', expected one of step, updates, skipped, weight_decay, "
+          "freeze_step, needs_skip");
+  refuses(gradwire_optimizer_get_value(o, nullptr, &value), wrong, "the name of a value is NULL");
+  refuses(gradwire_optimizer_get_value(nullptr, "step", &value), wrong, "the optimizer is NULL");
+  const double damaged[4] = {};
+  refuses(gradwire_optimizer_load(o, damaged, sizeof(damaged)), GRADWIRE_CORRUPT_DATA,
+          "the saved method is damaged");
+  refuses(gradwire_optimizer_load(o, nullptr, 4), wrong, "the buffer is NULL");
+  CHECK(gradwire_optimizer_method(nullptr) == nullptr);
+  gradwire_optimizer_free(nullptr);
+  CHECK(failures.Take() == "");
+  gradwire_optimizer_free(std::exchange(owner.get, nullptr));
+  CHECK(gradwire_close(client) == GRADWIRE_OK);
+  gradwire_free(client);
+}
+
+TEST_CASE("a tensor whose push-pull is under way is not updated", "[capi]") {
+  Job job(2);
+  const std::string failures = job.Run(2, [](Failures& check, gradwire_client*& client) {
+    const std::uint64_t extent = 4;
+    const gradwire_tensor tensor = {"w", &extent, 1, GRADWIRE_FLOAT32, GRADWIRE_AVERAGE, 0};
+    std::uint32_t id = 0;
+    if (!check.Ok(gradwire_declare(client, &tensor, 1, &id), "declare")) return;
+    OptimizerOwner optimizer;
+    check.Ok(gradwire_optimizer_create(client, "sgd", &optimizer.get), "create");
+    check.Ok(gradwire_optimizer_add(optimizer.get, id, 1), "add");
+    std::vector<float> g(4, 1.0F);
+    std::vector<float> x(4, 1.0F);
+    std::vector<float> pulled(4);
+    gradwire_handle handle{};
+    const auto push = [&] {
+      check.Ok(gradwire_optimizer_send(optimizer.get, id, g.data(), 4), "send");
+      check.Ok(gradwire_push_pull(client, id, g.data(), pulled.data(), 16, &handle), "push");
+      check.Ok(gradwire_end_step(client), "end of step");
+    };
+    const auto update = [&] {
+      return gradwire_optimizer_update(optimizer.get, handle, g.data(), 0.5, x.data(), 4);
+    };
+    // Rank 1 pushes only when rank 0 has tried.
+    if (gradwire_rank(client) == 0) {
+      push();
+      check.Expect(update() == GRADWIRE_INVALID_ARGUMENT &&
+                       Has(gradwire_last_error(), "of tensor 'w' is still under way"),
+                   "under way");
+    }
+    check.Ok(gradwire_barrier(client), "barrier");
+    if (gradwire_rank(client) == 1) push();
+    check.Ok(gradwire_wait(client, handle, -1), "wait");
+    check.Ok(update(), "complete");
+  });
+  CHECK(failures == "");
 }
 
 // ThreadSanitizer ends a process that starts threads and forks.

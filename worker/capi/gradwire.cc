@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -18,6 +20,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,6 +35,7 @@
 #include "common/wire/limits.h"
 #include "compressors/methods/method.h"
 #include "worker/client/client.h"
+#include "worker/client/job_optimizer.h"
 
 struct gradwire_client {
   std::unique_ptr<gradwire::Client> client;
@@ -40,13 +44,21 @@ struct gradwire_client {
   std::uint32_t local_rank = 0;
   std::uint32_t local_size = 1;
   gradwire::Config config;
-  pid_t owner = 0;  // the process that has the client's threads
+  pid_t owner = 0;                         // the process that has the client's threads
+  std::atomic<bool> has_optimizer{false};  // one was made, perhaps freed again
 
   // What a save_state has gathered and could not hand out for lack of room: gathering is
   // collective, so the call that comes back with more room must not gather again.
   std::mutex saved_mu;
   std::optional<std::vector<std::byte>> saved;
   std::uint64_t changes = 0;  // of the state; what was saved before one is outdated
+};
+
+struct gradwire_optimizer {
+  gradwire_client* client = nullptr;
+  std::string method;  // with all its parameters
+  double weight_decay = 0;
+  std::unique_ptr<gradwire::JobOptimizer> optimizer;
 };
 
 namespace {
@@ -140,6 +152,20 @@ Status WriteTo(void* buffer, std::size_t* bytes, std::string_view what, const Ma
   return Status::Ok();
 }
 
+/// One of `values`, by name.
+Status ValueOf(std::span<const std::pair<std::string_view, double>> values, std::string_view name,
+               double* value) {
+  std::string names;
+  for (const auto& [known, number] : values) {
+    if (known == name) {
+      *value = number;
+      return Status::Ok();
+    }
+    names += (names.empty() ? "" : ", ") + std::string(known);
+  }
+  return gradwire::NotFound(fmt::format("there is no value '{}', expected one of {}", name, names));
+}
+
 /// A state that waits to be handed out is outdated.
 void DropSaved(gradwire_client& client) {
   const std::lock_guard lock(client.saved_mu);
@@ -216,12 +242,6 @@ Result<std::unique_ptr<gradwire_client>> Connect(gradwire::ProcessOptions option
   }
   const auto rank = gradwire::RequireRank(*process);
   if (!rank.ok()) return rank.status();
-  if (process->config.method.name != gradwire::kNoMethod) {
-    return gradwire::InvalidArgument(fmt::format(
-        "method is {}, which only gradwire-train runs so far, expected none: this program has an "
-        "optimizer of its own",
-        gradwire::ToString(process->config.method)));
-  }
   InitLogOnce(process->config, *rank);
   gradwire::LogWarnings(*process);
   auto connected = gradwire::Client::Connect(process->config, *rank);
@@ -337,6 +357,12 @@ gradwire_status gradwire_push_pull(gradwire_client* client, uint32_t tensor, con
     if (bytes > 0) {
       if (Status s = CheckNotNull(input, "the input"); !s.ok()) return s;
       if (Status s = CheckNotNull(output, "the output"); !s.ok()) return s;
+    }
+    if (client->config.method.name != gradwire::kNoMethod && !client->has_optimizer) {
+      return gradwire::InvalidArgument(fmt::format(
+          "method is {}, which this program does not run, expected none: it has made no optimizer "
+          "of a method",
+          gradwire::ToString(client->config.method)));
     }
     const auto from = reinterpret_cast<std::uintptr_t>(input);
     const auto to = reinterpret_cast<std::uintptr_t>(output);
@@ -513,16 +539,7 @@ gradwire_status gradwire_get_value(const gradwire_client* client, const char* na
         {"held_back_units", static_cast<double>(now.held_back_units)},
         {"held_back_nonfinite", static_cast<double>(now.held_back_nonfinite)},
         {"filter_skips", filter.skips_inactive ? 1.0 : 0.0}};
-    std::string names;
-    for (const auto& [known, number] : values) {
-      if (known == name) {
-        *value = number;
-        return Status::Ok();
-      }
-      names += (names.empty() ? "" : ", ") + std::string(known);
-    }
-    return gradwire::NotFound(
-        fmt::format("there is no value '{}', expected one of {}", name, names));
+    return ValueOf(values, name, value);
   });
 }
 
@@ -543,5 +560,169 @@ gradwire_status gradwire_active_ranges(const gradwire_client* client, gradwire_h
       ranges[i] = {(*active)[i].offset, (*active)[i].count};
     }
     return Status::Ok();
+  });
+}
+
+namespace {
+
+template <typename Body>
+gradwire_status WithOptimizer(const gradwire_optimizer* optimizer, Body&& body) noexcept {
+  return Guarded([&]() -> Status {
+    if (Status s = CheckNotNull(optimizer, "the optimizer"); !s.ok()) return s;
+    if (Status s = CheckOwner(optimizer->client); !s.ok()) return s;
+    return body(*optimizer->optimizer);
+  });
+}
+
+/// What a program asked for, or what the job says. With all parameters, so that it can be compared.
+Result<gradwire::CompressorSpec> MethodOf(const gradwire::Config& config, const char* method) {
+  const bool is_set = config.method.name != gradwire::kNoMethod;
+  if (method == nullptr && !is_set) {
+    return gradwire::InvalidArgument(
+        "method is none, and the program names none either, expected one such as lans");
+  }
+  auto wanted = method == nullptr ? Result<gradwire::CompressorSpec>(config.method)
+                                  : gradwire::ParseMethodSpec(method);
+  if (!wanted.ok()) return wanted;
+  wanted = gradwire::CompleteMethodSpec(*wanted, &config.compression);
+  if (!wanted.ok() || !is_set) return wanted;
+  const auto expected = gradwire::CompleteMethodSpec(config.method, &config.compression);
+  if (!expected.ok()) return expected;
+  if (*wanted == *expected) return wanted;
+  return gradwire::InvalidArgument(
+      fmt::format("the program makes the method {}, expected {}, which the job's setting method "
+                  "says",
+                  gradwire::ToString(*wanted), gradwire::ToString(*expected)));
+}
+
+Result<std::unique_ptr<gradwire_optimizer>> MakeOptimizer(gradwire_client& client,
+                                                          const char* method) {
+  const auto spec = MethodOf(client.config, method);
+  if (!spec.ok()) return spec.status();
+  auto made = std::make_unique<gradwire_optimizer>();
+  made->client = &client;
+  made->method = gradwire::ToString(*spec);
+  const std::string& decay = spec->parameters.at("weight_decay");  // every method has one
+  std::from_chars(decay.data(), decay.data() + decay.size(), made->weight_decay);
+  auto optimizer =
+      gradwire::JobOptimizer::Create(*client.client, made->method, client.config.compression);
+  if (!optimizer.ok()) return optimizer.status();
+  made->optimizer = std::move(optimizer).value();
+  client.has_optimizer = true;
+  return made;
+}
+
+}  // namespace
+
+gradwire_status gradwire_optimizer_create(gradwire_client* client, const char* method,
+                                          gradwire_optimizer** optimizer) {
+  return Guarded([&]() -> Status {
+    if (Status s = CheckNotNull(optimizer, "the place for the optimizer"); !s.ok()) return s;
+    *optimizer = nullptr;
+    if (Status s = CheckOwner(client); !s.ok()) return s;
+    auto made = MakeOptimizer(*client, method);
+    if (!made.ok()) return made.status();
+    *optimizer = made.value().release();
+    return Status::Ok();
+  });
+}
+
+void gradwire_optimizer_free(gradwire_optimizer* optimizer) {
+  if (optimizer == nullptr || optimizer->client->owner != getpid()) return;
+  delete optimizer;
+}
+
+const char* gradwire_optimizer_method(const gradwire_optimizer* optimizer) {
+  return optimizer == nullptr ? nullptr : optimizer->method.c_str();
+}
+
+gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t tensor, int decays) {
+  return WithOptimizer(optimizer, [&](gradwire::JobOptimizer& o) -> Status {
+    const std::vector<TensorDeclaration> declared = optimizer->client->client->plan().tensors;
+    if (tensor >= declared.size()) {
+      return gradwire::InvalidArgument(
+          fmt::format("method {}: there is no tensor {}, {} are "
+                      "declared",
+                      o.state().name(), tensor, declared.size()));
+    }
+    const TensorDeclaration& its = declared[tensor];
+    if (its.dtype != gradwire::DType::kFloat32 || its.op != gradwire::ReduceOp::kAverage) {
+      return gradwire::InvalidArgument(fmt::format(
+          "method {}: tensor '{}' is {} of {}, expected average of float32", o.state().name(),
+          its.name, gradwire::ReduceOpName(its.op), gradwire::DTypeName(its.dtype)));
+    }
+    return o.AddTensor({tensor}, its.name, its.num_elements(), decays != 0);
+  });
+}
+
+gradwire_status gradwire_optimizer_send(gradwire_optimizer* optimizer, uint32_t tensor,
+                                        float* gradient, size_t count) {
+  return WithOptimizer(optimizer, [&](gradwire::JobOptimizer& o) -> Status {
+    if (count > 0) {
+      if (Status s = CheckNotNull(gradient, "the gradient"); !s.ok()) return s;
+    }
+    return o.Send({tensor}, {gradient, count});
+  });
+}
+
+gradwire_status gradwire_optimizer_update(gradwire_optimizer* optimizer, gradwire_handle handle,
+                                          const float* pulled, double rate, float* parameters,
+                                          size_t count) {
+  return WithOptimizer(optimizer, [&](gradwire::JobOptimizer& o) -> Status {
+    if (count > 0) {
+      if (Status s = CheckNotNull(pulled, "what was pulled"); !s.ok()) return s;
+      if (Status s = CheckNotNull(parameters, "the array of parameters"); !s.ok()) return s;
+    }
+    return o
+        .Update({{handle.tensor}, handle.generation}, {pulled, count}, rate, {parameters, count})
+        .status();
+  });
+}
+
+gradwire_status gradwire_optimizer_cancel(gradwire_optimizer* optimizer, uint32_t tensor) {
+  return WithOptimizer(optimizer, [&](gradwire::JobOptimizer& o) { return o.Cancel({tensor}); });
+}
+
+gradwire_status gradwire_optimizer_end_step(gradwire_optimizer* optimizer) {
+  return WithOptimizer(optimizer, [&](gradwire::JobOptimizer& o) {
+    o.EndStep();
+    return Status::Ok();
+  });
+}
+
+gradwire_status gradwire_optimizer_save(const gradwire_optimizer* optimizer, void* buffer,
+                                        size_t* bytes) {
+  return WithOptimizer(optimizer, [&](const gradwire::JobOptimizer& o) -> Status {
+    if (Status s = CheckRoom(buffer, bytes); !s.ok()) return s;
+    const auto saved = o.state().Save();
+    if (!saved.ok()) return saved.status();
+    return WriteTo(buffer, bytes, "the method's state", *saved);
+  });
+}
+
+gradwire_status gradwire_optimizer_load(gradwire_optimizer* optimizer, const void* buffer,
+                                        size_t bytes) {
+  return WithOptimizer(optimizer, [&](gradwire::JobOptimizer& o) -> Status {
+    if (bytes > 0) {
+      if (Status s = CheckNotNull(buffer, "the buffer"); !s.ok()) return s;
+    }
+    return o.Restore({static_cast<const std::byte*>(buffer), bytes});
+  });
+}
+
+gradwire_status gradwire_optimizer_get_value(const gradwire_optimizer* optimizer, const char* name,
+                                             double* value) {
+  return WithOptimizer(optimizer, [&](const gradwire::JobOptimizer& o) -> Status {
+    if (Status s = CheckNotNull(name, "the name of a value"); !s.ok()) return s;
+    if (Status s = CheckNotNull(value, "the place for the value"); !s.ok()) return s;
+    const gradwire::Optimizer& state = o.state();
+    const std::pair<std::string_view, double> values[] = {
+        {"step", static_cast<double>(state.step())},
+        {"updates", static_cast<double>(state.updates())},
+        {"skipped", static_cast<double>(state.skipped())},
+        {"weight_decay", optimizer->weight_decay},
+        {"freeze_step", static_cast<double>(state.traits().freeze_step)},
+        {"needs_skip", state.traits().needs_skip ? 1.0 : 0.0}};
+    return ValueOf(values, name, value);
   });
 }

@@ -132,7 +132,8 @@ gradwire_status gradwire_declare(gradwire_client* client, const gradwire_tensor*
    aligned to their elements. `input` stays valid and unchanged, `output` valid and untouched, until
    the handle has completed, also with an error. They may be the same array.
    Errors: INVALID_ARGUMENT for a wrong size, an unknown id, a tensor already in flight, a learning
-   rate that is missing (`ef_lr`), or one that differs from that of a tensor it is fused with. */
+   rate that is missing (`ef_lr`), or one that differs from that of a tensor it is fused with; and
+   where the job has a method and no gradwire_optimizer was made. */
 gradwire_status gradwire_push_pull(gradwire_client* client, uint32_t tensor, const void* input,
                                    void* output, size_t bytes, gradwire_handle* handle);
 
@@ -236,6 +237,70 @@ int gradwire_exit_code(int status, int started);
    Errors: INVALID_ARGUMENT if the handle is not of the tensor's last push-pull. */
 gradwire_status gradwire_active_ranges(const gradwire_client* client, gradwire_handle handle,
                                        gradwire_range* ranges, size_t room, size_t* count);
+
+/* ---- Adaptive methods (the setting `method`, docs/methods.md) ---- */
+
+/* A method with its state of every tensor, on one worker. It is freed before its client.
+   Threads: send and update from several threads for different tensors; everything else alone. */
+typedef struct gradwire_optimizer gradwire_optimizer;
+
+/* method: "lans(beta1=0.95)", the same on every worker; NULL: what the job's setting `method` says.
+   Where the setting is not none, it is that one. *optimizer is set to NULL if it fails.
+   Errors: NOT_FOUND for an unknown method; INVALID_ARGUMENT for a parameter, for one that does not
+   go with the job's compression, warm-up or filter, for another than the setting, and for NULL
+   where the setting is none. */
+gradwire_status gradwire_optimizer_create(gradwire_client* client, const char* method,
+                                          gradwire_optimizer** optimizer);
+/* NULL is allowed. In a forked process it does nothing. */
+void gradwire_optimizer_free(gradwire_optimizer* optimizer);
+
+/* The method with all its parameters, as "sgd(momentum=0.9,weight_decay=0)". Valid until it is
+   freed; NULL for NULL. */
+const char* gradwire_optimizer_method(const gradwire_optimizer* optimizer);
+
+/* A declared tensor, float32 and averaged, before its first send. decays: 1 if weight decay applies
+   to it, else 0 (biases, norms).
+   Errors: INVALID_ARGUMENT for another tensor or one that is there already. */
+gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t tensor, int decays);
+
+/* Turns this worker's gradient, `count` elements, into what it pushes, in place.
+   Errors: INVALID_ARGUMENT for a tensor that was not added, another count, a tensor that was sent
+   and not updated, or one that had no update in the warm-up of a method that has one. */
+gradwire_status gradwire_optimizer_send(gradwire_optimizer* optimizer, uint32_t tensor,
+                                        float* gradient, size_t count);
+/* Brings `pulled`, the output of the tensor's last push-pull, which has completed, into
+   `parameters`, `count` elements each. What the filter held back of them is left alone. It comes
+   before the tensor's next send, also after gradwire_optimizer_end_step. If `pulled` is not finite,
+   parameters and state stay as they are, on every worker alike, and it is counted ("skipped").
+   Errors: INVALID_ARGUMENT, also for a tensor that was not sent or is under way, or a rate that is
+   negative or not finite. */
+gradwire_status gradwire_optimizer_update(gradwire_optimizer* optimizer, gradwire_handle handle,
+                                          const float* pulled, double rate, float* parameters,
+                                          size_t count);
+/* Takes back a send whose update is not wanted; nothing if there was none. */
+gradwire_status gradwire_optimizer_cancel(gradwire_optimizer* optimizer, uint32_t tensor);
+/* Once a step, when everything was sent, beside gradwire_end_step: the method's warm-up counts
+   these calls. */
+gradwire_status gradwire_optimizer_end_step(gradwire_optimizer* optimizer);
+
+/* Writes the state of all tensors to `buffer` of *bytes bytes and sets *bytes to its size. Each
+   worker keeps its own, beside parameters and gradwire_save_state. `buffer` may be NULL if *bytes
+   is 0. Errors: BUFFER_TOO_SMALL with *bytes set; INVALID_ARGUMENT for a tensor that was sent and
+   not updated. */
+gradwire_status gradwire_optimizer_save(const gradwire_optimizer* optimizer, void* buffer,
+                                        size_t* bytes);
+/* Takes what gradwire_optimizer_save wrote; the same tensors have been added, in any order. It goes
+   on bit for bit. Errors, with nothing changed: CORRUPT_DATA for damaged bytes; INVALID_ARGUMENT
+   for another method or tensors that differ. */
+gradwire_status gradwire_optimizer_load(gradwire_optimizer* optimizer, const void* buffer,
+                                        size_t bytes);
+
+/* One number by name: "step"; "updates" and "skipped", of all tensors, since the beginning;
+   "weight_decay"; "freeze_step", the first step after the warm-up, 0 without one; "needs_skip", 1
+   if a tensor that nobody has a gradient of is to be left out instead of updated with zeros.
+   Errors: NOT_FOUND with the names there are. */
+gradwire_status gradwire_optimizer_get_value(const gradwire_optimizer* optimizer, const char* name,
+                                             double* value);
 
 #ifdef __cplusplus
 }

@@ -149,6 +149,11 @@ class Client {
   /// Errors: InvalidArgument for a scale that is negative or not finite.
   virtual Status SetLossScale(double /*scale*/) { return Status::Ok(); }
 
+  /// What is pushed from now on is a state and not a gradient (MethodTraits::pushes_state): a round
+  /// that is void leaves residuals as they were before it. Where the job has such a method it is so
+  /// from the start. A client without residuals ignores it.
+  virtual void PushesState() {}
+
   /// Rank 0 with a filter whose `interval` is `auto`: asks for another interval, and from then on
   /// the client does not measure one any more. Returns at once; the change begins some steps later,
   /// on every worker in the same step, in which the plan's new stage says so. Ask when tensors are

@@ -72,8 +72,8 @@ class ClientImpl final : public Client, private LoopHandler {
              bool pushes_state)
       : config_(config),
         rank_(rank),
-        pushes_state_(pushes_state),
         incarnation_(RandomId()),
+        pushes_state_(pushes_state),
         codecs_(config_.compressors()),
         convert_(codecs_.Get("fp16").ok() ? *codecs_.Get("fp16") : nullptr,
                  codecs_.Get("bf16").ok() ? *codecs_.Get("bf16") : nullptr),
@@ -100,6 +100,7 @@ class ClientImpl final : public Client, private LoopHandler {
   Result<std::vector<ElementRange>> ActiveRanges(const Handle& handle) const override;
   Status SetLearningRate(std::span<const TensorId> tensors, double rate) override;
   Status SetLossScale(double scale) override;
+  void PushesState() override { pushes_state_ = true; }
   Status AskForInterval(std::uint32_t interval) override;
   Status EndStep() override;
   Status Broadcast(const std::string& name, MutableBytes data, std::uint32_t root) override;
@@ -446,10 +447,10 @@ class ClientImpl final : public Client, private LoopHandler {
 
   const Config config_;
   const std::uint32_t rank_;
-  const bool pushes_state_;
   const std::uint64_t incarnation_;
 
   // Own synchronization.
+  std::atomic<bool> pushes_state_;
   CodecCache codecs_;
   const FloatConverter convert_;
   BufferPool pool_;

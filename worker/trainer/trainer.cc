@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "compressors/methods/optimizer.h"
+#include "worker/client/job_optimizer.h"
 #include "worker/trainer/kernels.h"
 #include "worker/trainer/schedule.h"
 
@@ -54,39 +54,6 @@ Status CheckOptions(const Client& client, const Model& model, const Samples& dat
   return Status::Ok();
 }
 
-/// What a method takes for a tensor: a whole one, or under a filter that leaves alone what it does
-/// not send a stretch that is always sent together. While an interval is measured that is a unit's
-/// part of the tensor: units that are of one class now may be of two later.
-struct Block {
-  ElementRange range;
-  std::vector<std::uint32_t> filter_classes;
-  std::size_t tensor = 0;  // of the optimizer
-};
-
-/// The stretches of a tensor that the filter sends together, in order.
-std::vector<Block> FilteredBlocks(const Plan& plan, const FilterRules& rules, TensorId tensor) {
-  std::vector<Block> pieces;
-  for (const Unit& unit : plan.units) {
-    for (const UnitMember& member : unit.members) {
-      if (member.tensor != tensor.index) continue;
-      pieces.push_back({{member.tensor_offset, member.count}, unit.filter_classes});
-    }
-  }
-  std::sort(pieces.begin(), pieces.end(),
-            [](const Block& a, const Block& b) { return a.range.offset < b.range.offset; });
-  const bool is_measured = rules.type == FilterType::kCovap && rules.interval == 0;
-  if (is_measured) return pieces;
-  std::vector<Block> blocks;
-  for (Block& piece : pieces) {
-    if (!blocks.empty() && blocks.back().filter_classes == piece.filter_classes) {
-      blocks.back().range.count += piece.range.count;
-    } else {
-      blocks.push_back(std::move(piece));
-    }
-  }
-  return blocks;
-}
-
 /// One run; lives as long as Train.
 class Run {
  public:
@@ -98,7 +65,6 @@ class Run {
         rate_{options.rate, options.warmup_steps, options.steps},
         sampler_(data.size(), options.batch, client.rank(), client.num_workers(), options.seed),
         pending_(model.parameters().size()),
-        blocks_(model.parameters().size()),
         indices_(options.batch),
         labels_(options.batch) {}
 
@@ -141,25 +107,12 @@ class Run {
   }
 
   Status MakeOptimizer() {
-    auto made = Optimizer::Create(options_.method, &options_.compression);
+    auto made = JobOptimizer::Create(client_, options_.method, options_.compression);
     GRADWIRE_RETURN_IF_ERROR(made.status());
     optimizer_ = std::move(made).value();
-    const Plan plan = client_.plan();
     for (const Parameter* p : model_.parameters()) {
-      std::vector<Block>& blocks = blocks_[p->index];
-      if (skips_inactive_) {
-        blocks = FilteredBlocks(plan, options_.compression.filter, ids_[p->index]);
-      }
-      if (blocks.size() <= 1) blocks = {Block{{0, p->value.size()}, {}}};
-      for (Block& block : blocks) {
-        const std::string name = blocks.size() == 1
-                                     ? p->name
-                                     : fmt::format("{}[{}:{}]", p->name, block.range.offset,
-                                                   block.range.offset + block.range.count);
-        const auto added = optimizer_->AddTensor(name, block.range.count, p->is_weight());
-        GRADWIRE_RETURN_IF_ERROR(added.status());
-        block.tensor = *added;
-      }
+      GRADWIRE_RETURN_IF_ERROR(
+          optimizer_->AddTensor(ids_[p->index], p->name, p->value.size(), p->is_weight()));
     }
     return Status::Ok();
   }
@@ -248,9 +201,8 @@ class Run {
 
   /// Starts the push-pull of a gradient, or what the method makes of it, in place.
   Status HandOver(Parameter& p) {
-    for (const Block& block : blocks_[p.index]) {
-      GRADWIRE_RETURN_IF_ERROR(optimizer_->Send(
-          block.tensor, p.gradient.span().subspan(block.range.offset, block.range.count)));
+    if (optimizer_ != nullptr) {
+      GRADWIRE_RETURN_IF_ERROR(optimizer_->Send(ids_[p.index], p.gradient.span()));
     }
     const Clock::time_point start = Clock::now();
     const MutableBytes bytes = std::as_writable_bytes(p.gradient.span());
@@ -272,16 +224,19 @@ class Run {
       const Status done = client_.Wait(handle);
       report_.wait_seconds += SecondsSince(start);
       GRADWIRE_RETURN_IF_ERROR(done);
+      if (optimizer_ != nullptr) {
+        const auto skipped = optimizer_->Update(handle, p.gradient.span(),
+                                                static_cast<double>(pushed_rate_), p.value.span());
+        GRADWIRE_RETURN_IF_ERROR(skipped.status());
+        report_.skipped_updates += *skipped;
+        continue;
+      }
       std::vector<ElementRange> ranges = {{0, p.gradient.size()}};
       if (skips_inactive_) {
         // What the filter holds back still has this worker's own gradient: it is not looked at.
         Result<std::vector<ElementRange>> active = client_.ActiveRanges(handle);
         GRADWIRE_RETURN_IF_ERROR(active.status());
         ranges = std::move(active).value();
-      }
-      if (optimizer_ != nullptr) {
-        GRADWIRE_RETURN_IF_ERROR(UpdateBlocks(p, ranges));
-        continue;
       }
       const bool is_finite = std::all_of(ranges.begin(), ranges.end(), [&](const auto& range) {
         return gradwire_nn_all_finite(range.count, p.gradient.data() + range.offset) != 0;
@@ -296,27 +251,6 @@ class Run {
                                static_cast<float>(decay), p.gradient.data() + range.offset,
                                p.velocity.data() + range.offset, p.value.data() + range.offset);
       }
-    }
-    return Status::Ok();
-  }
-
-  /// Lets the method update what was sent of a tensor; the rest is as if this step had not been.
-  Status UpdateBlocks(Parameter& p, const std::vector<ElementRange>& sent) {
-    for (const Block& block : blocks_[p.index]) {
-      const std::uint64_t offset = block.range.offset;
-      const std::uint64_t count = block.range.count;
-      const bool is_sent = std::any_of(sent.begin(), sent.end(), [&](const ElementRange& range) {
-        return range.offset <= offset && offset + count <= range.offset + range.count;
-      });
-      if (!is_sent) {
-        GRADWIRE_RETURN_IF_ERROR(optimizer_->Cancel(block.tensor));
-        continue;
-      }
-      const auto outcome = optimizer_->Update(
-          block.tensor, p.gradient.span().subspan(offset, count), static_cast<double>(pushed_rate_),
-          p.value.span().subspan(offset, count));
-      GRADWIRE_RETURN_IF_ERROR(outcome.status());
-      if (*outcome == Optimizer::Outcome::kSkipped) ++report_.skipped_updates;
     }
     return Status::Ok();
   }
@@ -380,8 +314,7 @@ class Run {
   BatchSampler sampler_;
   std::vector<TensorId> ids_;                   // by Parameter::index
   std::vector<std::optional<Handle>> pending_;  // by Parameter::index
-  std::unique_ptr<Optimizer> optimizer_;        // null: SGD without a method
-  std::vector<std::vector<Block>> blocks_;      // of the optimizer, by Parameter::index
+  std::unique_ptr<JobOptimizer> optimizer_;     // null: SGD without a method
   std::vector<std::size_t> indices_;
   std::vector<std::uint8_t> labels_;
   bool skips_inactive_ = false;  // the filter leaves alone what it holds back
