@@ -15,6 +15,7 @@
 #include "common/transport/zmq_loop.h"
 #include "common/wire/control.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/scripted_root.h"
 #include "tests/transport/tcp_proxy.h"
 
 namespace gradwire::testing {
@@ -166,13 +167,14 @@ TEST_CASE("a tensor that waits ends the job while others make progress, on every
     const auto ids = DeclareMany(client, kTensors);
     if (!ids.ok()) return ids.status();
     const auto is_far = [](const Unit& unit) { return unit.server == 1 && unit.lane == 1; };
-    const auto& units = client.plan().units;
+    const auto plan = client.plan();
+    const auto& units = plan->units;
     const auto far = std::find_if(units.begin(), units.end(), is_far);
     const auto near = std::find_if_not(units.begin(), units.end(), is_far);
     if (far == units.end() || near == units.end()) return Internal("no such unit");
     const std::uint32_t waits = far->members.front().tensor;
     const std::uint32_t goes_on = near->members.front().tensor;
-    stalled[client.rank()] = client.plan().tensors[waits].name;
+    stalled[client.rank()] = plan->tensors[waits].name;
     std::vector<float> values(kElements);
     if (client.rank() == 0) {
       const auto handle =
@@ -287,6 +289,20 @@ TEST_CASE("a worker that takes fewer steps than the others is named with step an
       R"( has left, and others wait for it: tensor 't0' \(key 0\), step 3, round 3)"};
   RequireOutcome(outcomes[0], StatusCode::kUnavailable, patterns);
   RequireOutcome(cluster.JoinServers()[0], StatusCode::kUnavailable, patterns);
+}
+
+TEST_CASE("a worker whose goodbye is acknowledged has done its part, whatever fails right after it",
+          "[integration][contracts]") {
+  Config config = TestConfig(1);
+  config.endpoint = "inproc://root";
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    const auto network = MakeInprocNetwork();
+    ScriptedRoot root(*network, config);
+    root.FailAtGoodbye();
+    auto client = Client::Connect(config, 0, network->MakeLoop());
+    RequireOutcome(client.status(), StatusCode::kOk, {});
+    RequireOutcome((*client)->Close(), StatusCode::kOk, {});
+  }
 }
 
 // --- ranks that are taken, and those that come too late -----------------------------------------

@@ -6,16 +6,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <filesystem>
 #include <future>
 #include <thread>
 
-#include "common/base/buffer_pool.h"
 #include "common/base/random.h"
 #include "common/plan/plan.h"
-#include "common/wire/control.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/scripted_root.h"
 
 namespace gradwire::testing {
 namespace {
@@ -44,7 +42,7 @@ void RequireNone(Failures& failures) {
   REQUIRE(text.empty());
 }
 
-std::size_t NumStages(const Client& client) { return client.plan().filter.stages.size(); }
+std::size_t NumStages(const Client& client) { return client.plan()->filter.stages.size(); }
 
 /// Rank 0 asks, and waits until its plan has the change.
 void Change(Client& client, std::uint32_t interval, Failures& failures) {
@@ -55,7 +53,7 @@ void Change(Client& client, std::uint32_t interval, Failures& failures) {
     if (!failures.Expect(std::chrono::steady_clock::now() < deadline, "no change came")) return;
     std::this_thread::yield();
   }
-  failures.Expect(client.plan().filter.stages.back().interval == interval, "another interval");
+  failures.Expect(client.plan()->filter.stages.back().interval == interval, "another interval");
 }
 
 struct Asked {
@@ -152,7 +150,7 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
       finish(kSteps - 1, t);
     }
     failures.Ok(client.Barrier(), "barrier");
-    const Filter filter = client.plan().filter;
+    const Filter filter = client.plan()->filter;
     if (failures.Expect(filter.stages.size() == 1 + std::size(kChanges),
                         fmt::format("{} stages", filter.stages.size()))) {
       for (std::size_t s = 1; s < filter.stages.size(); ++s) {
@@ -201,7 +199,7 @@ Run RunWithChanges(const Config& config, bool asks) {
         run.results.insert(run.results.end(), values.begin(), values.end());
       }
     }
-    if (client.rank() == 0) run.plan = client.plan();
+    if (client.rank() == 0) run.plan = *client.plan();
   });
   RequireNone(failures);
   return run;
@@ -263,7 +261,7 @@ TEST_CASE("no interval is larger than the number of units", "[integration][covap
     if (client.rank() == 0) {
       failures.Ok(client.AskForInterval(200), "ask");
       while (NumStages(client) == 1) std::this_thread::yield();
-      failures.Expect(client.plan().filter.stages.back().interval == 2, "not bounded");
+      failures.Expect(client.plan()->filter.stages.back().interval == 2, "not bounded");
     }
     for (int step = 0; step < 30; ++step) PushAll(client, *ids, values, failures);
     failures.Expect(client.stats().held_back_units > 0, "nothing was held back");
@@ -306,7 +304,7 @@ TEST_CASE("a step that computes nothing ends up with another interval than 1",
     const auto ids = client.Declare(std::vector{Tensor("w", 4'000'000)});
     if (!failures.Ok(ids.status(), "declare")) return;
     std::vector<std::vector<float>> values(1, std::vector<float>(4'000'000, 1.0F));
-    const std::size_t units = client.plan().units.size();
+    const std::size_t units = client.plan()->units.size();
     for (int step = 0; step < 400 && client.stats().interval == 1; ++step) {
       PushAll(client, *ids, values, failures);
     }
@@ -317,90 +315,6 @@ TEST_CASE("a step that computes nothing ends up with another interval than 1",
   });
   RequireNone(failures);
 }
-
-/// The root, and only server, of a job of one worker; says what the test tells it to.
-class ScriptedRoot final : public LoopHandler {
- public:
-  ScriptedRoot(InprocNetwork& network, const Config& config) : loop_(network.MakeLoop()) {
-    options_.fuse_below = 1;
-    options_.compression = config.compression;
-    plan_ = EmptyPlan(options_);
-    REQUIRE(loop_->Listen("inproc://root").ok());
-    REQUIRE(loop_->Start(this, "root").ok());
-  }
-  ~ScriptedRoot() override { loop_->Stop(); }
-
-  void SendPlanWith(std::uint32_t interval, std::uint64_t first_step) {
-    loop_->Post([this, interval, first_step] {
-      auto changed = ChangeInterval(plan_, interval, first_step, options_, BuiltinCompressors());
-      if (!changed.ok()) return;  // then the test waits in vain
-      plan_ = std::move(changed).value();
-      SendPlan();
-    });
-  }
-  void Ask(std::uint64_t question, std::uint64_t steps_ahead) {
-    loop_->Post([this, question, steps_ahead] {
-      Header header;
-      header.kind = MessageKind::kAskStep;
-      header.round = question;
-      header.step = steps_ahead;
-      (void)loop_->Send(worker_, header, {});
-    });
-  }
-  /// The step that the worker has said last, as its answer number `count`.
-  std::uint64_t AwaitAnswer(std::size_t count) {
-    std::unique_lock lock(mu_);
-    REQUIRE(changed_.wait_for(lock, seconds(30), [&] { return answers_.size() >= count; }));
-    return answers_.at(count - 1);
-  }
-
- private:
-  void OnMessage(PeerId from, const Header& header, Payload payload) override {
-    Header answer;
-    if (header.kind == MessageKind::kHello) {
-      worker_ = from;
-      answer.kind = MessageKind::kWelcome;
-      Send(answer, Serialize(Welcome{1, 1, {{"inproc://root"}}}));
-    } else if (header.kind == MessageKind::kDeclare) {
-      const auto declare = ParseDeclare(payload.bytes);
-      auto extended = ExtendPlan(plan_, declare.value().tensors, options_, BuiltinCompressors());
-      plan_ = std::move(extended).value();
-      SendPlan();
-    } else if (header.kind == MessageKind::kStep) {
-      const std::lock_guard lock(mu_);
-      answers_.push_back(header.step);
-      changed_.notify_all();
-    } else if (header.kind == MessageKind::kGoodbye) {
-      answer.kind = MessageKind::kGoodbyeAck;
-      Send(answer, {});
-    }
-  }
-  void SendPlan() {
-    Header header;
-    header.kind = MessageKind::kPlan;
-    header.plan_version = plan_.version;
-    header.round = 1;
-    Send(header, Serialize(plan_));
-  }
-  void Send(const Header& header, const std::vector<std::byte>& body) {
-    Payload payload;
-    if (!body.empty()) {
-      const PooledBuffer buffer = pool_.Acquire(body.size());
-      std::copy(body.begin(), body.end(), buffer.bytes().begin());
-      payload = buffer.Share(body.size());
-    }
-    (void)loop_->Send(worker_, header, std::move(payload));
-  }
-
-  BufferPool pool_;
-  std::unique_ptr<Loop> loop_;
-  PlanOptions options_;
-  Plan plan_;          // the loop's thread
-  PeerId worker_ = 0;  // the same
-  std::mutex mu_;
-  std::condition_variable changed_;
-  std::vector<std::uint64_t> answers_;  // guarded by mu_
-};
 
 Config ScriptedConfig() {
   Config config = AutoConfig(1);

@@ -169,7 +169,7 @@ TEST_CASE("small tensors are fused, and a member without a gradient counts as ze
                                                   Tensor("d", 30)};
     const auto ids = client.Declare(batch);
     if (!failures.Ok(ids.status(), "declare")) return;
-    failures.Expect(client.plan().units.size() == 1, "a, b and d are one unit");
+    failures.Expect(client.plan()->units.size() == 1, "a, b and d are one unit");
     const auto rank = static_cast<float>(client.rank());
     for (int step = 0; step < 4; ++step) {
       std::vector<float> a(10, 1 + rank);
@@ -278,7 +278,7 @@ TEST_CASE("tensors declared later join the plan and leave the others alone",
         failures.Expect(values == std::vector<float>(20000, static_cast<float>(t) + 0.5F), "value");
       }
     }
-    failures.Expect(client.plan().version == 5, "five plans");
+    failures.Expect(client.plan()->version == 5, "five plans");
   });
   const std::string text = failures.Take();
   INFO(text);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -36,7 +37,7 @@ class FakeClientBase : public Client {
   }
   Status Barrier() override { return Status::Ok(); }
   Status Close() override { return Status::Ok(); }
-  const Plan& plan() const override { return plan_; }
+  std::shared_ptr<const Plan> plan() const override { return std::make_shared<const Plan>(plan_); }
   ClientStats stats() const override { return stats_; }
   Result<std::vector<std::byte>> SaveState() override { return std::vector<std::byte>(); }
   Status RestoreState(ByteView saved) override {

@@ -151,7 +151,7 @@ TEST_CASE("tensors are declared by name and shape, front layers most urgent", "[
   const auto made = MakeModel("conv", kSide, kSide, 10, 4, 1);
   REQUIRE(made.ok());
   REQUIRE(Train(client, **made, MakePatterns(8), Options(1, 4)).ok());
-  const auto& tensors = client.plan().tensors;
+  const auto tensors = client.plan()->tensors;
   REQUIRE(tensors.size() == 8);
   CHECK(tensors[0].name == "conv0.weight");
   CHECK(tensors[0].shape == std::vector<std::uint64_t>{16, 5, 5, 1});

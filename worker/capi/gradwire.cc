@@ -501,7 +501,7 @@ gradwire_status gradwire_plan(gradwire_client* client, char* text, size_t* bytes
   return WithClient(client, [&](gradwire::Client& c) -> Status {
     if (Status s = CheckRoom(text, bytes); !s.ok()) return s;
     return WriteTo(text, bytes, "the plan",
-                   gradwire::PlanToJson(c.plan(), client->config.compressors()));
+                   gradwire::PlanToJson(*c.plan(), client->config.compressors()));
   });
 }
 
@@ -525,7 +525,7 @@ gradwire_status gradwire_get_value(const gradwire_client* client, const char* na
     if (Status s = CheckNotNull(name, "the name of a value"); !s.ok()) return s;
     if (Status s = CheckNotNull(value, "the place for the value"); !s.ok()) return s;
     const gradwire::ClientStats now = c.stats();
-    const gradwire::Filter& filter = c.plan().filter;
+    const std::shared_ptr<const gradwire::Plan> plan = c.plan();
     const std::pair<std::string_view, double> values[] = {
         {"compression_saves_ms", now.compression_saves_ms},
         {"compression_costs_ms", now.compression_costs_ms},
@@ -538,7 +538,7 @@ gradwire_status gradwire_get_value(const gradwire_client* client, const char* na
         {"interval", now.interval},
         {"held_back_units", static_cast<double>(now.held_back_units)},
         {"held_back_nonfinite", static_cast<double>(now.held_back_nonfinite)},
-        {"filter_skips", filter.skips_inactive ? 1.0 : 0.0}};
+        {"filter_skips", plan->filter.skips_inactive ? 1.0 : 0.0}};
     return ValueOf(values, name, value);
   });
 }
@@ -638,7 +638,8 @@ const char* gradwire_optimizer_method(const gradwire_optimizer* optimizer) {
 
 gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t tensor, int decays) {
   return WithOptimizer(optimizer, [&](gradwire::JobOptimizer& o) -> Status {
-    const std::vector<TensorDeclaration> declared = optimizer->client->client->plan().tensors;
+    const std::shared_ptr<const gradwire::Plan> plan = optimizer->client->client->plan();
+    const std::vector<TensorDeclaration>& declared = plan->tensors;
     if (tensor >= declared.size()) {
       return gradwire::InvalidArgument(
           fmt::format("method {}: there is no tensor {}, {} are "

@@ -200,9 +200,9 @@ Result<NetBenchReport> RunNetBench(Client& client, const Config& config,
                                    const NetBenchOptions& options) {
   auto ids = client.Declare(options.tensors);
   if (!ids.ok()) return ids.status();
-  const Plan plan = client.plan();  // a copy: another interval brings another plan
+  const std::shared_ptr<const Plan> plan = client.plan();
   NetBenchReport report;
-  report.num_units = plan.units.size();
+  report.num_units = plan->units.size();
   Run run(client, options, std::move(*ids));
   for (std::uint64_t step = 0; step < options.warm_up; ++step) {
     GRADWIRE_RETURN_IF_ERROR(run.Step());
@@ -218,7 +218,7 @@ Result<NetBenchReport> RunNetBench(Client& client, const Config& config,
   }
   report.cpu_ms = (ProcessCpuMs() - cpu) / static_cast<double>(options.steps);
   report.stats = client.stats();
-  auto servers = BytesOfServers(plan, report.stats.interval, config);
+  auto servers = BytesOfServers(*plan, report.stats.interval, config);
   if (!servers.ok()) return servers.status();
   report.servers = std::move(*servers);
   GRADWIRE_RETURN_IF_ERROR(run.WaitForAll());

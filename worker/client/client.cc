@@ -197,10 +197,14 @@ Status ClientImpl::SayGoodbye(std::unique_lock<std::mutex>& lock) {
     for (std::size_t i = 0; i < count; ++i) SendControl(i, header, {});
   });
   const milliseconds dead_after(config_.timeouts.dead_after_ms);
-  const bool in_time = changed_.wait_for(lock, dead_after, [&] {
-    return !error_.ok() || std::all_of(connections_.begin(), connections_.end(),
-                                       [](const auto& c) { return c->goodbye_done; });
-  });
+  const auto all_done = [&] {
+    return std::all_of(connections_.begin(), connections_.end(),
+                       [](const auto& c) { return c->goodbye_done; });
+  };
+  const bool in_time =
+      changed_.wait_for(lock, dead_after, [&] { return !error_.ok() || all_done(); });
+  // The others may have failed the job since; this worker has done its part.
+  if (all_done()) return Status::Ok();
   if (in_time) return error_;
   std::string text;
   bool all_down = true;
@@ -267,7 +271,8 @@ ClientImpl::~ClientImpl() {
 // --- the door -----------------------------------------------------------------------------------
 
 Result<std::vector<ElementRange>> Client::ActiveRanges(const Handle& handle) const {
-  const std::vector<TensorDeclaration>& tensors = plan().tensors;
+  const std::shared_ptr<const Plan> current = plan();
+  const std::vector<TensorDeclaration>& tensors = current->tensors;
   if (handle.tensor.index >= tensors.size()) {
     return InvalidArgument(fmt::format("active ranges of tensor {}, {} are declared",
                                        handle.tensor.index, tensors.size()));

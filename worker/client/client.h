@@ -185,7 +185,9 @@ class Client {
   /// nothing: the handles have completed with an error.
   virtual Status Close() = 0;
 
-  virtual const Plan& plan() const = 0;
+  /// The plan as it is now, never null. A declaration, or another interval of the filter in
+  /// mid-run, makes a new one: what was given out stays as it was.
+  virtual std::shared_ptr<const Plan> plan() const = 0;
   virtual ClientStats stats() const = 0;
 
   /// What the job needs to go on after a restart, cut at one step: this worker's residuals, the

@@ -107,9 +107,9 @@ class ClientImpl final : public Client, private LoopHandler {
   Status Barrier() override;
   Status Close() override;
 
-  const Plan& plan() const override {
+  std::shared_ptr<const Plan> plan() const override {
     const std::lock_guard lock(mu_);
-    return *plan_;
+    return plan_;
   }
 
   ClientStats stats() const override {

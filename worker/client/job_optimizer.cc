@@ -22,8 +22,8 @@ Result<std::unique_ptr<JobOptimizer>> JobOptimizer::Create(Client& client, std::
 std::vector<JobOptimizer::Stretch> JobOptimizer::StretchesOf(TensorId tensor, std::size_t n) const {
   std::vector<Stretch> pieces;
   if (skips_inactive_) {
-    const Plan plan = client_.plan();
-    for (const Unit& unit : plan.units) {
+    const std::shared_ptr<const Plan> plan = client_.plan();
+    for (const Unit& unit : plan->units) {
       for (const UnitMember& member : unit.members) {
         if (member.tensor != tensor.index) continue;
         pieces.push_back({{member.tensor_offset, member.count}, unit.filter_classes});
@@ -51,7 +51,7 @@ Status JobOptimizer::AddTensor(TensorId tensor, std::string_view name, std::size
     return InvalidArgument(fmt::format("method {}: tensor '{}' is there already, with {} values",
                                        optimizer_->name(), name, tensors_[tensor.index].n));
   }
-  skips_inactive_ = client_.plan().filter.skips_inactive;
+  skips_inactive_ = client_.plan()->filter.skips_inactive;
   Added entry{std::string(name), n, StretchesOf(tensor, n)};
   for (Stretch& stretch : entry.stretches) {
     const std::string own_name = entry.stretches.size() == 1

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <memory>
 
 namespace gradwire::trainer {
 namespace {
@@ -57,7 +58,7 @@ class LocalClient final : public Client {
   Status Barrier() override { return Status::Ok(); }
   Status Close() override { return Status::Ok(); }
 
-  const Plan& plan() const override { return plan_; }
+  std::shared_ptr<const Plan> plan() const override { return std::make_shared<const Plan>(plan_); }
   ClientStats stats() const override { return stats_; }
 
   Result<std::vector<std::byte>> SaveState() override { return std::vector<std::byte>(); }

@@ -102,7 +102,7 @@ class Run {
       return Internal(fmt::format("{} ids for {} tensors", ids->size(), declarations.size()));
     }
     ids_ = std::move(*ids);
-    skips_inactive_ = client_.plan().filter.skips_inactive;
+    skips_inactive_ = client_.plan()->filter.skips_inactive;
     return options_.method == kNoMethod ? Status::Ok() : MakeOptimizer();
   }
 
