@@ -872,7 +872,8 @@ struct MethodRun {
       const auto make = [&](OptimizerOwner& made, bool w_first) {
         check.Ok(gradwire_optimizer_create(client, method, &made.get), "create");
         for (const std::size_t t : {w_first ? 0U : 1U, w_first ? 1U : 0U}) {
-          check.Ok(gradwire_optimizer_add(made.get, ids[t], t == 0), "add");
+          check.Ok(gradwire_optimizer_add(made.get, ids[t], t == 0 ? nullptr : "other", t == 0),
+                   "add");
         }
       };
       OptimizerOwner first;
@@ -1012,7 +1013,7 @@ TEST_CASE("a method leaves alone what the filter holds back", "[capi]") {
     if (!check.Ok(gradwire_declare(client, &tensor, 1, &id), "declare")) return;
     OptimizerOwner optimizer;
     check.Ok(gradwire_optimizer_create(client, nullptr, &optimizer.get), "create");
-    check.Ok(gradwire_optimizer_add(optimizer.get, id, 1), "add");
+    check.Ok(gradwire_optimizer_add(optimizer.get, id, nullptr, 1), "add");
     std::vector<float> x(extent, 1.0F);
     for (std::uint64_t step = 0; step < 4; ++step) {
       std::vector<float> g = GradientOf(0, step, extent);
@@ -1123,11 +1124,12 @@ TEST_CASE("wrong calls of an optimizer are refused, and it goes on", "[capi]") {
   refuses(gradwire_optimizer_create(client, "sgd", nullptr), wrong, "for the optimizer is NULL");
   refuses(gradwire_optimizer_send(o, id, g.data(), 4), wrong, "tensor 0 was not added");
   refuses(gradwire_optimizer_cancel(o, 7), wrong, "tensor 7 was not added");
-  refuses(gradwire_optimizer_add(o, 7, 1), wrong, "there is no tensor 7, 3 are declared");
-  refuses(gradwire_optimizer_add(o, half, 1), wrong, "tensor 'h' is average of float16");
-  refuses(gradwire_optimizer_add(o, sum, 1), wrong, "tensor 's' is sum of float32");
-  REQUIRE(gradwire_optimizer_add(o, id, 1) == GRADWIRE_OK);
-  refuses(gradwire_optimizer_add(o, id, 1), wrong, "tensor 'w' is there already");
+  refuses(gradwire_optimizer_add(o, 7, nullptr, 1), wrong, "there is no tensor 7, 3 are declared");
+  refuses(gradwire_optimizer_add(o, half, nullptr, 1), wrong, "tensor 'h' is average of float16");
+  refuses(gradwire_optimizer_add(o, sum, nullptr, 1), wrong, "tensor 's' is sum of float32");
+  REQUIRE(gradwire_optimizer_add(o, id, nullptr, 1) == GRADWIRE_OK);
+  refuses(gradwire_optimizer_add(o, id, "other", 1), wrong, "tensor 'other' is there already");
+  refuses(gradwire_optimizer_add(o, id, "", 1), wrong, "the name of a method's tensor has 0 bytes");
   refuses(gradwire_optimizer_send(o, id, nullptr, 4), wrong, "the gradient is NULL");
   refuses(gradwire_optimizer_send(o, id, g.data(), 3), wrong, "has 3 values, expected 4");
   REQUIRE(gradwire_optimizer_send(o, id, g.data(), 4) == GRADWIRE_OK);
@@ -1181,7 +1183,7 @@ TEST_CASE("a tensor whose push-pull is under way is not updated", "[capi]") {
     if (!check.Ok(gradwire_declare(client, &tensor, 1, &id), "declare")) return;
     OptimizerOwner optimizer;
     check.Ok(gradwire_optimizer_create(client, "sgd", &optimizer.get), "create");
-    check.Ok(gradwire_optimizer_add(optimizer.get, id, 1), "add");
+    check.Ok(gradwire_optimizer_add(optimizer.get, id, nullptr, 1), "add");
     std::vector<float> g(4, 1.0F);
     std::vector<float> x(4, 1.0F);
     std::vector<float> pulled(4);

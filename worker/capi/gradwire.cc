@@ -636,7 +636,8 @@ const char* gradwire_optimizer_method(const gradwire_optimizer* optimizer) {
   return optimizer == nullptr ? nullptr : optimizer->method.c_str();
 }
 
-gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t tensor, int decays) {
+gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t tensor,
+                                       const char* name, int decays) {
   return WithOptimizer(optimizer, [&](gradwire::JobOptimizer& o) -> Status {
     const std::shared_ptr<const gradwire::Plan> plan = optimizer->client->client->plan();
     const std::vector<TensorDeclaration>& declared = plan->tensors;
@@ -652,7 +653,11 @@ gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t t
           "method {}: tensor '{}' is {} of {}, expected average of float32", o.state().name(),
           its.name, gradwire::ReduceOpName(its.op), gradwire::DTypeName(its.dtype)));
     }
-    return o.AddTensor({tensor}, its.name, its.num_elements(), decays != 0);
+    if (name != nullptr) {
+      if (Status s = CheckName(name, "the name of a method's tensor"); !s.ok()) return s;
+    }
+    return o.AddTensor({tensor}, name == nullptr ? its.name : name, its.num_elements(),
+                       decays != 0);
   });
 }
 

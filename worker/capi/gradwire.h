@@ -258,10 +258,12 @@ void gradwire_optimizer_free(gradwire_optimizer* optimizer);
    freed; NULL for NULL. */
 const char* gradwire_optimizer_method(const gradwire_optimizer* optimizer);
 
-/* A declared tensor, float32 and averaged, before its first send. decays: 1 if weight decay applies
-   to it, else 0 (biases, norms).
-   Errors: INVALID_ARGUMENT for another tensor or one that is there already. */
-gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t tensor, int decays);
+/* A declared tensor, float32 and averaged, before its first send. name: under which its state is
+   saved; NULL: the name it was declared with. decays: 1 if weight decay applies to it, else 0
+   (biases, norms).
+   Errors: INVALID_ARGUMENT for another tensor, or one or a name that is there already. */
+gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t tensor,
+                                       const char* name, int decays);
 
 /* Turns this worker's gradient, `count` elements, into what it pushes, in place.
    Errors: INVALID_ARGUMENT for a tensor that was not added, another count, a tensor that was sent
