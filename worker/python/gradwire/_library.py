@@ -55,6 +55,7 @@ class Stats(ctypes.Structure):
 
 
 _CLIENT = ctypes.c_void_p
+_OPTIMIZER = ctypes.c_void_p
 _SIGNATURES = {
     "gradwire_version": (ctypes.c_char_p, []),
     "gradwire_last_error": (ctypes.c_char_p, []),
@@ -93,6 +94,24 @@ _SIGNATURES = {
                                           ctypes.POINTER(ctypes.c_double)]),
     "gradwire_active_ranges": (ctypes.c_int, [_CLIENT, Handle, ctypes.POINTER(Range),
                                               ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "gradwire_optimizer_create": (ctypes.c_int, [_CLIENT, ctypes.c_char_p,
+                                                 ctypes.POINTER(_OPTIMIZER)]),
+    "gradwire_optimizer_free": (None, [_OPTIMIZER]),
+    "gradwire_optimizer_method": (ctypes.c_char_p, [_OPTIMIZER]),
+    "gradwire_optimizer_add": (ctypes.c_int, [_OPTIMIZER, ctypes.c_uint32, ctypes.c_char_p,
+                                              ctypes.c_int]),
+    "gradwire_optimizer_send": (ctypes.c_int, [_OPTIMIZER, ctypes.c_uint32, ctypes.c_void_p,
+                                               ctypes.c_size_t]),
+    "gradwire_optimizer_update": (ctypes.c_int, [_OPTIMIZER, Handle, ctypes.c_void_p,
+                                                 ctypes.c_double, ctypes.c_void_p,
+                                                 ctypes.c_size_t]),
+    "gradwire_optimizer_cancel": (ctypes.c_int, [_OPTIMIZER, ctypes.c_uint32]),
+    "gradwire_optimizer_end_step": (ctypes.c_int, [_OPTIMIZER]),
+    "gradwire_optimizer_save": (ctypes.c_int, [_OPTIMIZER, ctypes.c_void_p,
+                                               ctypes.POINTER(ctypes.c_size_t)]),
+    "gradwire_optimizer_load": (ctypes.c_int, [_OPTIMIZER, ctypes.c_char_p, ctypes.c_size_t]),
+    "gradwire_optimizer_get_value": (ctypes.c_int, [_OPTIMIZER, ctypes.c_char_p,
+                                                    ctypes.POINTER(ctypes.c_double)]),
     "gradwire_exit_code": (ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
 }
 

@@ -12,6 +12,8 @@ import torch
 # those they are made from: AdamW, FusedAdam, DistributedLamb, ...
 _ADAPTIVE = re.compile(
     r"adam|lamb|lans|rmsprop|adagrad|adadelta|adafactor|adabelief|novograd|yogi", re.IGNORECASE)
+# Methods of gradwire that are made to go with such compressors.
+_FOR_COMPRESSION = ("lans", "clan", "dist_ef_sgdm", "onebit_adam", "onebit_lamb")
 # Rounding: biased by less than training notices.
 _ROUNDING = ("fp16", "bf16")
 # Momentum for which a loss of accuracy with onebit is measured (docs/results/accuracy.md).
@@ -36,18 +38,23 @@ def advice(optimizer: torch.optim.Optimizer, plan: Mapping[str, Any], names: Col
     biased = _biased_compressors(plan, names)
     if not biased:
         return None
-    kind = type(optimizer).__name__
+    method = getattr(optimizer, "method_name", None)
+    if method in _FOR_COMPRESSION:
+        return None
+    kind = type(optimizer).__name__ if method is None else method
     # "topk(ratio=0.01) for 'Gradient.fc.weight' and 3 more tensors"
     compressor, tensors = next(iter(biased.items()))
     where = f"{compressor} for '{tensors[0]}'"
     if len(tensors) > 1:
         where += f" and {len(tensors) - 1} more tensor{'s' if len(tensors) > 2 else ''}"
-    if any(_ADAPTIVE.search(base.__name__) for base in type(optimizer).__mro__):
+    if _ADAPTIVE.search(kind) or any(_ADAPTIVE.search(base.__name__)
+                                     for base in type(optimizer).__mro__):
         return (f"{kind} with {where}: what a biased compressor leaves out comes in later steps (error "
                 "feedback), which is shown to converge for SGD; an optimizer that divides by a mean of "
                 "squared gradients sees squares of distorted ones. Adam was measured to lose about "
                 "a point of accuracy so, and nothing with configs/adam.yaml (docs/results/torch.md)")
     momentum = max((group.get("momentum", 0) for group in optimizer.param_groups), default=0)
+    momentum = max(momentum, getattr(optimizer, "momentum", 0))  # of a method, which has one for all
     onebit = [name for name in biased if name.startswith("onebit")]
     if onebit and momentum >= _LONG_MOMENTUM:
         return (f"{kind} with momentum {momentum:g} and {onebit[0]}: a multilayer perceptron was measured "

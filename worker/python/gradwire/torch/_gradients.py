@@ -44,6 +44,10 @@ class _Steps:
         self._exchanges += 1
         return self._exchanges - 1
 
+    def are_several(self) -> bool:
+        """Whether the connection has had more than one exchange."""
+        return self._exchanges > 1
+
     def begin(self, number: int) -> None:
         """The exchange has some gradients under way, and others to come."""
         self._begun.add(number)
@@ -109,12 +113,14 @@ class GradientExchange:
 
     def __init__(self, owner: str, compression: Any, passes: int = 1,
                  begin: Optional[Callable[[], None]] = None,
-                 arrived: Optional[Callable[[], None]] = None) -> None:
+                 arrived: Optional[Callable[[], None]] = None, method: Any = None) -> None:
         """owner: the class's name, for messages.
         passes: backward passes until a gradient is handed over.
         begin: called before a step's first gradient is handed over.
         arrived: called when a gradient comes from the backward pass.
         Both are bound methods; their object is not kept alive.
+        method: a MethodOptimizer, which sees each gradient before it is pushed and after it was
+            pulled; it is not kept alive.
         """
         self.owner = owner
         self.passes = passes
@@ -132,6 +138,7 @@ class GradientExchange:
         self._begun = False
         self._begin = weakref.WeakMethod(begin) if begin else None
         self._arrived = weakref.WeakMethod(arrived) if arrived else None
+        self._method: Callable[[], Any] = weakref.ref(method) if method is not None else lambda: None
 
     def add(self, group: int, named: Sequence[Tuple[str, torch.Tensor, int]]) -> None:
         """Declares the parameters (name, parameter, priority) of a group together. Collective."""
@@ -143,8 +150,9 @@ class GradientExchange:
                 previous.hand_on(name, self.owner)
         slots = [Slot(parameter, self.prefix + name, group, priority)
                  for name, parameter, priority in named]
-        _ops.declare({slot.name: self._on_the_wire(slot.parameter) for slot in slots},
-                     priority={slot.name: slot.priority for slot in slots})
+        declare = _ops.declare if self._method() is None else _ops.declare_all
+        declare({slot.name: self._on_the_wire(slot.parameter) for slot in slots},
+                priority={slot.name: slot.priority for slot in slots})
         for slot in slots:
             self._watch(slot)
             set_owner(slot.parameter, self)
@@ -236,6 +244,13 @@ class GradientExchange:
         if gradient.layout is not torch.strided:
             raise invalid(f"the gradient of '{slot.name}' is sparse ({gradient.layout}), expected a "
                           "dense one: build the embedding with sparse=False")
+        method = self._method()
+        if method is not None and slot.parameter.requires_grad:
+            if method.freeze_step > 0 and _steps.are_several():
+                raise invalid(f"{type(method).__name__} counts the steps of its warm-up as the job "
+                              "does, which other optimizers of this process end too: expected it to "
+                              "be the only one")
+            method.before_push(slot.parameter, gradient)
         slot.sent = gradient
         slot.handle = _ops.push_pull_async_inplace(
             gradient, name=slot.name, priority=slot.priority, compression=self._compression)
@@ -265,6 +280,8 @@ class GradientExchange:
         self._begun = False
         self.void = []
         self.sent_all = True
+        if self._method() is not None:
+            self._method().after_sending()
         _steps.complete(self.number)
 
     def send_zeros(self) -> None:
@@ -278,6 +295,8 @@ class GradientExchange:
         handle = slot.handle
         _ops.synchronize(handle)
         slot.handle, slot.arrivals = None, 0
+        if self._method() is not None:
+            self._method().after_pull(slot.parameter, slot.sent, handle.of_client)
         if handle.nonfinite:
             self.at_fault.update(handle.nonfinite_ranks)
         return not handle.nonfinite

@@ -106,7 +106,7 @@ def refuse_skip(client: Client) -> None:
     if client.value("filter_skips"):
         raise invalid("compression.filter.inactive is skip, which gradwire.torch does not support: "
                       "what is held back would keep this worker's own gradient, and the optimizers "
-                      "would use it; expected zero_fill")
+                      "would use it; expected zero_fill, or an optimizer of a method such as LANS")
 
 
 def begin(client: Client, tensor: torch.Tensor, declared: Declaration, out: torch.Tensor) -> Handle:
@@ -220,6 +220,11 @@ class Pushed:
         """Once it is synchronized: as gradwire.Handle."""
         return self._handle.nonfinite_ranks
 
+    @property
+    def of_client(self) -> Any:
+        """The gradwire.Handle, of a tensor in host memory."""
+        return self._handle
+
     def poll(self) -> bool:
         """True once synchronize would return at once."""
         return self._handle.poll()
@@ -271,13 +276,19 @@ def synchronize(handle: Pushed, timeout: Optional[float] = None) -> torch.Tensor
 def declare(tensors: Mapping[str, torch.Tensor], average: bool = True,
             priority: Union[int, Mapping[str, int], None] = None) -> None:
     """Declares tensors together, before their first use. Collective. As gradwire.declare."""
+    declare_all(tensors, average, priority)
+    refuse_skip(require())
+
+
+def declare_all(tensors: Mapping[str, torch.Tensor], average: bool = True,
+                priority: Union[int, Mapping[str, int], None] = None) -> None:
+    """declare, for who knows what the filter leaves in a gradient."""
     batch = []
     for name, tensor in tensors.items():
         check_tensor(tensor, name)
         own = priority.get(name) if isinstance(priority, Mapping) else priority
         batch.append(declaration(tensor, name, average, own))
     require().declare(batch)
-    refuse_skip(require())
 
 
 # --- broadcast -----------------------------------------------------------------------------------
@@ -285,7 +296,7 @@ def declare(tensors: Mapping[str, torch.Tensor], average: bool = True,
 _MOST_TEXT = 1 << 28
 
 
-def _broadcast_text(name: str, text: Optional[str], root: int) -> str:
+def broadcast_text(name: str, text: Optional[str], root: int) -> str:
     """Copies the root's text to all."""
     client = require()
     length = torch.tensor([0 if text is None else len(text.encode())], dtype=torch.int64)
@@ -345,7 +356,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str = "Paramet
     client.check_root(root_rank, prefix)
     own = [[name, _describe(tensor)] for name, tensor in tensors]
     text = json.dumps(own) if client.rank() == root_rank else None
-    theirs = json.loads(_broadcast_text(f"{prefix}list", text, root_rank))
+    theirs = json.loads(broadcast_text(f"{prefix}list", text, root_rank))
     _check_same_list(own, theirs, root_rank, client.rank())
     for name, tensor in tensors:
         _broadcast_tensor(prefix + name, tensor, root_rank)
@@ -427,7 +438,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     text = None
     if is_root:
         text = json.dumps(_pack({"type": type(optimizer).__name__, **own}, "state", tensors))
-    text = _broadcast_text(name, text, root_rank)
+    text = broadcast_text(name, text, root_rank)
     if is_root:
         for i, tensor in enumerate(tensors):
             _broadcast_tensor(f"{name}.{i}", tensor, root_rank)
@@ -470,6 +481,8 @@ def _adopt(optimizer: torch.optim.Optimizer, theirs: Dict[str, Any], on_host: Di
             return type(value)(place(item, param) for item in value)
         return value
 
+    if "method" in theirs:
+        optimizer.adopt_state(theirs["method"])  # type: ignore[attr-defined]
     optimizer.state.clear()
     for key, value in theirs["state"].items():
         param = params.get(key)

@@ -10,10 +10,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set,
 import torch
 
 from .. import Code, GradwireError, plan, rank, size
-from .._client import invalid
+from .._client import invalid, require
 from . import _ops
 from ._advice import advise
 from ._gradients import GradientExchange, Slot, check_module, check_parameter, unique_names
+from ._methods import MethodOptimizer
 
 _URGENT = 2**30  # before every gradient
 # How long a rank that leaves join() with an error waits for the others to hear of it.
@@ -48,11 +49,16 @@ class _DistributedOptimizer:
             parameter: (name, -i)
             for i, (name, parameter) in reversed(list(enumerate(named.items())))}
         self._frozen: List[Tuple[int, torch.Tensor]] = []
+        self._adapts = isinstance(self, MethodOptimizer)
         # Checked before anything is declared.
+        if self._adapts:
+            self.open_method(require())
         members = [self._members(index) for index in range(len(self.param_groups))]
         self._exchange = GradientExchange(
             "DistributedOptimizer", compression, passes, self._begin_step,
-            self._on_gradient if model is not None else None)
+            self._on_gradient if model is not None else None, self if self._adapts else None)
+        if self._adapts:
+            self.agree_on_method(self._exchange.prefix)
         for index, named_members in enumerate(members):
             self._enroll(index, named_members)
         # A scheduler that is older than the wrapper counts the steps in an attribute of its own.
@@ -87,13 +93,22 @@ class _DistributedOptimizer:
                     f"parameter {i} of group {index} (shape {list(parameter.shape)}) is not among "
                     "the named_parameters: give those of the whole model, model.named_parameters()")
             check_parameter(name, parameter)
+            if self._adapts:
+                self.check_member(name, parameter, self.param_groups[index])
             result.append((name, parameter, priority))
         return result
 
     def _enroll(self, index: int, members: List[Tuple[str, torch.Tensor, int]]) -> None:
         self._rates.append(None)
-        self._exchange.add(index, [member for member in members if member[1].requires_grad])
+        self._add(index, [member for member in members if member[1].requires_grad])
         self._frozen += [(index, member[1]) for member in members if not member[1].requires_grad]
+
+    def _add(self, index: int, members: List[Tuple[str, torch.Tensor, int]]) -> None:
+        self._exchange.add(index, members)
+        if self._adapts:
+            prefix = self._exchange.prefix
+            self.add_members([(name, prefix + name, parameter) for name, parameter, _ in members],
+                             self.param_groups[index])
 
     def _enroll_thawed(self) -> None:
         """Parameters that were frozen and are not any more. All ranks thaw the same."""
@@ -103,8 +118,7 @@ class _DistributedOptimizer:
         self._frozen = [entry for entry in self._frozen if not entry[1].requires_grad]
         for index in sorted({index for index, _ in thawed}):
             mine = {parameter for group, parameter in thawed if group == index}
-            self._exchange.add(index, [member for member in self._members(index)
-                                       if member[1] in mine])
+            self._add(index, [member for member in self._members(index) if member[1] in mine])
             self._rates[index] = None
         self._begin_step()  # for these; others may be under way
         if self._overlap is not None:
@@ -183,8 +197,8 @@ class _DistributedOptimizer:
     def _report(self, void: List[str]) -> None:
         if void:
             self.skipped_steps += 1
-            what = ("the step is left out on every rank" if self._overlap is None
-                    else "they are left out on every rank")
+            what = ("the step is left out on every rank"
+                    if self._overlap is None and not self._adapts else "they are left out on every rank")
             self._exchange.warn_of_void(void, f"{what} ({self.skipped_steps} steps so far)")
 
     def step(self, closure: Optional[Callable[[], Any]] = None, **more: Any) -> Any:
@@ -211,7 +225,7 @@ class _DistributedOptimizer:
             self._overlap.has_gradients = False
             self._count_step()
         exchange.reset()
-        if exchange.void:
+        if exchange.void and not self._adapts:
             return None
         return self._inner_step(**more)
 
@@ -227,7 +241,7 @@ class _DistributedOptimizer:
                 loss = closure()
             self.synchronize()
             self._exchange.reset()
-            if self._exchange.void:
+            if self._exchange.void and not self._adapts:
                 raise _Void(loss)
             return loss
 
@@ -261,6 +275,8 @@ class _DistributedOptimizer:
                           "synchronize() first")
         if self._overlap is None or not self._overlap.pending:
             self._exchange.reset()
+            if self._adapts:
+                self.drop_pulled()
         if self._overlap is not None:
             self._overlap.has_gradients = False
         super().zero_grad(*arguments, **named)  # type: ignore[misc]
@@ -302,6 +318,9 @@ class _DistributedOptimizer:
         if self._scaler is not None:
             raise invalid("join() with grad_scaler: the scale of a rank that has run out would fall "
                           "behind. Give all ranks the same number of batches")
+        if self._adapts:
+            raise invalid(f"join() with {type(self).__name__}: a rank that has run out would have a "
+                          "state of its own. Give all ranks the same number of batches")
         self._finish_updates()
         join = _Join(self)
         self._join = join
@@ -504,7 +523,7 @@ class _Overlap:
             self.pending.discard(slot)
             if not finite:
                 self._void.append(slot.name)
-            elif slot.parameter.requires_grad:
+            if optimizer._adapts or (finite and slot.parameter.requires_grad):
                 parts[slot.group]["params"].append(slot.parameter)
                 gradients.append((slot.parameter, slot.parameter.grad))
                 slot.parameter.grad = slot.sent
@@ -573,6 +592,13 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,  # pylint: disable=in
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"DistributedOptimizer: got a {type(optimizer).__name__}, expected a "
                         "torch.optim.Optimizer")
+    if isinstance(optimizer, MethodOptimizer):
+        if grad_scaler is not None:
+            raise invalid(f"grad_scaler with {type(optimizer).__name__}: a method takes gradients of "
+                          "float32 as they are. Use it without")
+        if compression is not _ops.Compression.none:
+            raise invalid(f"compression with {type(optimizer).__name__}: a method pushes float32, and "
+                          "the job's configuration compresses it; expected Compression.none")
     if isinstance(optimizer, _DistributedOptimizer):
         raise invalid("DistributedOptimizer: the optimizer is distributed already")
     if isinstance(backward_passes_per_step, bool) or not isinstance(
