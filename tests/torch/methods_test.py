@@ -20,7 +20,7 @@ SKIPPED = 77
 ONEBIT = ("compression.min_bytes=0B", "compression.uplink.compressor=onebit",
           "compression.downlink.compressor=onebit")
 COVAP = ("compression.filter.type=covap", "compression.filter.interval=2", "partition.fuse_below=0",
-         "partition.bytes=4KiB")
+         "partition.bytes=16KiB")
 
 
 class MethodsTest(unittest.TestCase):
@@ -55,7 +55,7 @@ class MethodsTest(unittest.TestCase):
 
     def test_methods_behind_onebit(self):
         self.run_job("reference:clan", "reference:dist_ef_sgdm", "overlap:dist_ef_sgdm",
-                     "dropped_and_not_finite", settings=ONEBIT)
+                     "dropped_and_not_finite", settings=(*ONEBIT, "partition.fuse_below=0"))
 
     def test_methods_that_freeze(self):
         for name, method in (("onebit_adam", "none"), ("onebit_lamb", "onebit_lamb")):

@@ -88,7 +88,8 @@ class MethodOptimizer(torch.optim.Optimizer):
     def agree_on_method(self, prefix: str) -> None:
         """Collective. prefix: of names in the job. Errors: INVALID_ARGUMENT if rank 0's differs."""
         text = self._state().text()
-        theirs = _ops.broadcast_text(f"{prefix}method", text, 0)
+        is_root = self._client.rank() == 0
+        theirs = _ops.broadcast_text(f"{prefix}method", text if is_root else None, 0)
         if theirs != text:
             raise invalid(f"the method of rank {self._client.rank()} is {text}, that of rank 0 "
                           f"{theirs}: every rank makes the same")
