@@ -18,11 +18,13 @@ except ImportError as error:
     sys.exit(77)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Alone: the package around it wants the library.
+# By its file: the package does not show it.
 _SPEC = importlib.util.spec_from_file_location(
     "advice", ROOT / "worker" / "python" / "gradwire" / "torch" / "_advice.py")
 _advice = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_advice)
+sys.path.insert(0, str(ROOT / "worker" / "python"))
+import gradwire.torch as methods  # noqa: E402  pylint: disable=wrong-import-position
 
 CLASSES = {"none": "exact", "fp16": "contractive", "bf16": "contractive", "onebit": "contractive",
            "topk": "contractive", "two_means": "no_claim", "qsgd": "unbiased"}
@@ -99,6 +101,16 @@ class AdviceTest(unittest.TestCase):
     def test_one_group_with_long_momentum_is_enough(self):
         groups = [{"params": parameters(), "momentum": 0.0}, {"params": parameters(), "momentum": 0.95}]
         self.assertIn("0.95", advice(torch.optim.SGD(groups, lr=0.1), plan("onebit")))
+
+    def test_methods_that_are_made_for_compression_are_fine(self):
+        for kind in (methods.LANS, methods.CLAN, methods.DistEFSGDM, methods.OneBitAdam,
+                     methods.OneBitLAMB):
+            self.assertIsNone(advice(kind(parameters()), plan("onebit", "onebit")), kind.__name__)
+        self.assertIsNone(advice(methods.MethodOptimizer(parameters(), 0.1, "clan"), plan("onebit")))
+        for optimizer in (methods.AdamW(parameters()), methods.LAMB(parameters()),
+                          methods.MethodOptimizer(parameters(), 0.1, "adamw(beta1=0.8)")):
+            self.assertIn("configs/adam.yaml", advice(optimizer, plan("onebit")))
+        self.assertIn("momentum 0.9", advice(methods.SGD(parameters()), plan("onebit")))
 
     def test_only_the_optimizers_own_tensors_count(self):
         adam = torch.optim.Adam(parameters(), lr=0.1)

@@ -113,6 +113,18 @@ class ExamplesTest(unittest.TestCase):
         self.assertLess(last, first, output)
         self.assertIn("\nYou may ", output)
 
+    def test_the_language_model_learns_by_a_method(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "text").write_text("You may copy this. " * 100, encoding="utf-8")
+            output = self.run_example("language_model.py", "--steps", "30", "--batch", "4", "--data",
+                                      folder, "--method", "clan", "--lr", "0.02", config="onebit.yaml",
+                                      every_rank=True)
+        first, last = (lambda found: (found[0], found[-1]))(self.losses(output))
+        # 13 characters: knowing no more than that gives 2.56.
+        self.assertLess(last, 2.4, output)
+        self.assertLess(last, first, output)
+        self.assertNotIn("UserWarning", output)
+
     def test_the_language_model_reads_debians_licences(self):
         output = self.run_example("language_model.py", "--steps", "2", "--batch", "2")
         self.assertRegex(output, r"\d{6} characters, \d{6} parameters")

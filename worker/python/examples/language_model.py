@@ -4,6 +4,10 @@
     PYTHONPATH=worker/python scripts/gradwire-launch --config configs/adam.yaml --free-port -- \\
         /usr/bin/python3 worker/python/examples/language_model.py --steps 300
 
+With --method clan (or another name in docs/methods.md) its parameters follow that method instead of Adam:
+
+    ... scripts/gradwire-launch --config configs/onebit.yaml --free-port -- ... --method clan
+
 At the end it writes some text of its own. After 300 steps that looks like English from afar; give it some
 thousands for words.
 """
@@ -68,6 +72,7 @@ def parse_command_line():
     parser.add_argument("--batch", type=int, default=16, help="pieces of text a step, of each worker")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.002, help="the first; it falls to 0 at the end")
+    parser.add_argument("--method", help="an adaptive method such as clan, instead of Adam")
     parser.add_argument("--data", default=data.LICENSES, help="a folder of texts")
     return parser.parse_args()
 
@@ -85,6 +90,16 @@ def write(model, alphabet, start, length):
     return "".join(alphabet[number] for number in numbers)
 
 
+def make_optimizer(model, options):
+    """Adam, or a method that knows how its gradients travel. Biases and norms are not decayed."""
+    if options.method is None:
+        return torch.optim.Adam(model.parameters(), lr=options.lr)
+    parameters = list(model.parameters())
+    groups = [{"params": [p for p in parameters if p.dim() > 1]},
+              {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0}]
+    return gw.MethodOptimizer(groups, lr=options.lr, method=options.method)
+
+
 def main():
     options = parse_command_line()
     torch.set_num_threads(1)  # Several workers share this machine.
@@ -93,7 +108,7 @@ def main():
     text, alphabet = data.characters(options.data)
     torch.manual_seed(options.seed)
     model = LanguageModel(len(alphabet))
-    optimizer = gw.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=options.lr),
+    optimizer = gw.DistributedOptimizer(make_optimizer(model, options),
                                         named_parameters=model.named_parameters())
     gw.broadcast_parameters(model.state_dict(), root_rank=0)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, options.steps))

@@ -77,6 +77,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         method = MethodState(client, self._spec(decays.pop() if decays else None))
         self._method = method
         self._client = client
+        self._ids = {}
         self._decay = method.value("weight_decay")
         self._needs_skip = bool(method.value("needs_skip"))
         self.freeze_step = int(method.value("freeze_step"))
@@ -172,7 +173,8 @@ class MethodOptimizer(torch.optim.Optimizer):
                 loss = closure()
         state = self._state()
         for group in self.param_groups:
-            self._check_group(group)
+            self._check_group(group)  # of all, before anything changes
+        for group in self.param_groups:
             for parameter in group["params"]:
                 handle = self._pulled.pop(parameter, None)
                 if handle is None:
