@@ -54,8 +54,11 @@ class MethodsTest(unittest.TestCase):
         self.assertEqual(output.count("from the reference"), len(names), output)
 
     def test_methods_behind_onebit(self):
-        self.run_job("reference:clan", "reference:dist_ef_sgdm", "overlap:dist_ef_sgdm",
-                     "dropped_and_not_finite", settings=(*ONEBIT, "partition.fuse_below=0"))
+        settings = (*ONEBIT, "partition.fuse_below=0")
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_job("reference:clan", "reference:dist_ef_sgdm", "overlap:dist_ef_sgdm",
+                         "dropped_and_not_finite", folder=folder, settings=settings)
+            self.run_job("goes_on:clan", "goes_on:dist_ef_sgdm", folder=folder, settings=settings)
 
     def test_methods_that_freeze(self):
         for name, method in (("onebit_adam", "none"), ("onebit_lamb", "onebit_lamb")):

@@ -193,7 +193,7 @@ def goes_on(name):
             parameter.copy_(saved["model"][key])
     optimizer.load_state_dict(saved["optimizer"])
     schedule.load_state_dict(saved["schedule"])
-    if "onebit" in name:
+    if name in ("clan", "dist_ef_sgdm", "onebit_adam", "onebit_lamb"):  # with residuals
         gw.load_state_dict(saved["gradwire"])
     for step in range(SAVED, STEPS):
         one_step(model, optimizer, step)
