@@ -353,7 +353,7 @@ void Root::BeginIntervalChange() {
   if (wanted_interval_ == 0 || change_ || !plan_is_out_) return;
   const FilterStage& now = plan_->filter.stages.back();
   const std::uint32_t interval =
-      std::min(std::exchange(wanted_interval_, 0), std::max(NumFilteredUnits(*plan_), 1U));
+      std::min(wanted_interval_, std::max(NumFilteredUnits(*plan_), std::uint32_t{1}));
   // A saved plan has its changes in it.
   if (interval == now.interval || !config_.plan.empty()) return;
   if (plan_->filter.stages.size() >= kMaxFilterStages) {

@@ -54,8 +54,9 @@ class Root {
 
   void OnDeclare(std::uint32_t rank, Declare declare, Clock::time_point now);
   void OnPlanAck(std::uint32_t server, std::uint64_t version);
-  /// Worker 0 wants another interval of the filter. One change is made after the other; of several
-  /// wishes that wait the last one counts. Fails the job if that worker may not ask.
+  /// Worker 0 wants another interval of the filter. The last wish counts, as far as there are units
+  /// for it: also those of later declarations. One change is made after the other. Fails the job if
+  /// that worker may not ask.
   void OnAskInterval(std::uint32_t rank, std::uint64_t interval);
   /// A worker's answer to how far it is.
   void OnStep(std::uint32_t rank, std::uint64_t question, std::uint64_t step);
@@ -109,7 +110,8 @@ class Root {
   void SendWelcome(const Member& worker);
   void SendPlan(PeerId peer);
   void CloseBatchIfComplete();
-  /// Begins with the interval that is wanted, unless a change or a plan is under way.
+  /// Begins with the interval that is wanted, unless it is there or a change or a plan is under
+  /// way.
   void BeginIntervalChange();
   void SendAskStep(const Member& worker);
   void CompleteIntervalChange();
@@ -129,7 +131,7 @@ class Root {
   std::shared_ptr<const Plan> plan_;
   std::uint64_t batches_ = 0;          // closed ones
   bool plan_is_out_ = true;            // false while servers install it
-  std::uint32_t wanted_interval_ = 0;  // comes next; 0: none
+  std::uint32_t wanted_interval_ = 0;  // 0: none yet
   std::optional<IntervalChange> change_;
   std::uint64_t changes_ = 0;   // begun; numbers the questions
   std::uint64_t barriers_ = 0;  // closed ones

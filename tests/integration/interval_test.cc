@@ -227,6 +227,61 @@ TEST_CASE("the plan of a run whose interval has changed repeats it bit for bit",
   REQUIRE(second.results == first.results);
 }
 
+TEST_CASE("a restored job goes on with its interval", "[integration][covap]") {
+  const bool before_declare = GENERATE(false, true);
+  CAPTURE(before_declare);
+  const std::vector<TensorDeclaration> tensors = Tensors(ReduceOp::kSum);
+  std::vector<std::vector<std::byte>> states(2);
+  std::vector<double> out(tensors.back().num_elements());
+  std::vector<double> residuals(out.size());
+  std::mutex mu;
+  Failures failures;
+  for (int half = 0; half < 2; ++half) {
+    Cluster cluster(AutoConfig(2), TransportKind::kInproc);
+    cluster.Run([&](Client& client) {
+      const auto restore = [&] {
+        failures.Ok(client.RestoreState(states[client.rank()]), "restore");
+      };
+      if (half == 1 && before_declare) restore();
+      const auto ids = client.Declare(tensors);
+      if (!failures.Ok(ids.status(), "declare")) return;
+      if (half == 1 && !before_declare) restore();
+      std::vector<std::vector<float>> values;
+      for (const auto& tensor : tensors) values.emplace_back(tensor.num_elements());
+      if (half == 0 && client.rank() == 0) Change(client, 4, failures);
+      if (half == 1 && client.rank() == 0) {
+        const auto deadline = std::chrono::steady_clock::now() + seconds(30);
+        while (NumStages(client) == 1 && std::chrono::steady_clock::now() < deadline) {
+          std::this_thread::yield();
+        }
+      }
+      // A measurement comes after 16 steps of an interval: these are fewer.
+      for (int step = 0; step < 15; ++step) {
+        for (auto& tensor : values) std::fill(tensor.begin(), tensor.end(), 1.0F);
+        PushAll(client, *ids, values, failures);
+        if (client.rank() != 0) continue;
+        for (std::size_t i = 0; i < out.size(); ++i) out[i] += values.back()[i];
+      }
+      const std::vector<FilterStage> stages = client.plan().filter.stages;
+      failures.Expect(stages.size() == 2 && stages.back().interval == 4,
+                      fmt::format("{} stages in half {}", stages.size(), half));
+      failures.Expect(client.stats().interval == 4, fmt::format("half {}", half));
+      if (half == 1) failures.Expect(stages.back().first_step > 15, "a stage before the restore");
+      const auto saved = client.SaveState();
+      if (failures.Ok(saved.status(), "save")) states[client.rank()] = *saved;
+      if (half == 0) return;
+      const std::lock_guard lock(mu);
+      const std::vector<float> residual = client.ReadResidual(ids->back());
+      for (std::size_t i = 0; i < residual.size(); ++i) residuals[i] += residual[i];
+    });
+    RequireNone(failures);
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    CAPTURE(i, out[i], residuals[i]);
+    REQUIRE(out[i] + residuals[i] == 2 * 30);
+  }
+}
+
 TEST_CASE("an interval is asked for by rank 0 and where it is auto", "[integration][covap]") {
   const bool fixed = GENERATE(false, true);
   Config config = AutoConfig(2);

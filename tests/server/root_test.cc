@@ -465,13 +465,12 @@ TEST_CASE("an interval begins where no worker is, once all have said where they 
   const auto asked = [&] { return fixture.output.TakeReceivers(MessageKind::kAskStep); };
   const std::vector<PeerId> both = {kWorkerPeer, kWorkerPeer + 1};
 
-  // Before there are units there is nothing to change.
+  // Before there are units there is nothing to change; the wish waits.
   fixture.root.OnAskInterval(0, 4);
   fixture.Declare(0, 0, tensors);
   fixture.Declare(1, 0, tensors);
   REQUIRE(asked().empty());
-  // Not while a plan is on its way.
-  fixture.root.OnAskInterval(0, 4);
+  // And while a plan is on its way.
   fixture.root.OnPlanAck(0, 1);
   REQUIRE(asked().empty());
   fixture.root.OnPlanAck(1, 1);

@@ -118,8 +118,7 @@ class ClientImpl final : public Client, private LoopHandler {
     stats.traffic = loop_->traffic();
     AddCompression(stats);
     stats.overlap = overlap_.figures();
-    const Filter& filter = plan_->filter;
-    if (!filter.stages.empty()) stats.interval = filter.stages[filter.StageAt(step_)].interval;
+    stats.interval = IntervalNow();
     return stats;
   }
 
@@ -381,6 +380,11 @@ class ClientImpl final : public Client, private LoopHandler {
   bool IsIntervalMeasured() const {
     const FilterRules& rules = config_.compression.filter;
     return rules.type == FilterType::kCovap && rules.interval == 0;
+  }
+  /// Of the filter, in the open step; 0 without one.
+  std::uint32_t IntervalNow() const {
+    const Filter& filter = plan_->filter;
+    return filter.stages.empty() ? 0 : filter.stages[filter.StageAt(step_)].interval;
   }
   /// Between two steps of rank 0: looks now and then whether another interval fits better.
   void ConsiderInterval();

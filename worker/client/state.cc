@@ -11,7 +11,7 @@
 namespace gradwire {
 namespace {
 
-constexpr std::string_view kMagic = "GWSTATE1";
+constexpr std::string_view kMagic = "GWSTATE2";
 
 // Names in one log line.
 constexpr std::size_t kMostNames = 5;
@@ -58,6 +58,7 @@ struct SavedState {
   std::uint32_t workers = 0;
   std::uint32_t rank = 0;
   std::uint64_t step = 0;
+  std::uint32_t interval = 0;  // of the filter; 0: there was none
   std::vector<SavedUnit> units;
   ByteView residuals;
 };
@@ -69,7 +70,7 @@ Result<SavedState> ParseState(ByteView saved) {
   SavedState state;
   std::uint64_t num_units = 0;
   if (!reader.Take(state.workers) || !reader.Take(state.rank) || !reader.Take(state.step) ||
-      !reader.Take(num_units)) {
+      !reader.Take(state.interval) || !reader.Take(num_units)) {
     return Damaged("its head is cut off");
   }
   for (std::uint64_t i = 0; i < num_units; ++i) {
@@ -94,11 +95,13 @@ Result<std::vector<std::byte>> ClientImpl::SaveState() {
   GRADWIRE_RETURN_IF_ERROR(EnterBarrier(StepNow()));
   std::vector<SavedUnit> units;
   std::uint64_t step = 0;
+  std::uint32_t interval = 0;
   std::shared_ptr<const Plan> plan;
   {
     const std::lock_guard lock(mu_);
     plan = plan_;
     step = step_;
+    interval = IntervalNow();
     for (const Unit& unit : plan->units) {
       if (!HasState(unit)) continue;
       units.push_back({RangesOf(*plan, unit), units_[unit.key]->round, {}});
@@ -141,6 +144,7 @@ Result<std::vector<std::byte>> ClientImpl::SaveState() {
   AppendLe(bytes, config_.job.workers);
   AppendLe(bytes, rank_);
   AppendLe(bytes, step);
+  AppendLe(bytes, interval);
   AppendLe(bytes, static_cast<std::uint64_t>(units.size()));
   for (const SavedUnit& unit : units) {
     AppendLe(bytes, static_cast<std::uint32_t>(unit.ranges.size()));
@@ -191,6 +195,11 @@ Status ClientImpl::RestoreState(ByteView saved) {
     GRADWIRE_RETURN_IF_ERROR(residuals_.Restore(state.residuals));
     step_ = state.step;
     has_unsaid_state_ = true;
+    // Its residuals are those of this interval; a measurement may find another one later.
+    if (rank_ == 0 && IsIntervalMeasured() && state.interval > 0 &&
+        state.interval <= kMaxFilterInterval) {
+      AskRootForInterval(state.interval);
+    }
   }
   loaded_ = std::move(state.units);
   has_loaded_ = true;
