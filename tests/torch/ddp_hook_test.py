@@ -9,27 +9,16 @@ import pathlib
 import re
 import socket
 import subprocess
-import sys
 import tempfile
 import unittest
 import uuid
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from jobs import BIN, PYTHON, ROOT, environment, main
+
 WORKER = pathlib.Path(__file__).resolve().parent / "ddp_hook_worker.py"
 EXAMPLE = ROOT / "worker" / "python" / "examples" / "ddp_hook.py"
 DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
-PYTHON = "/usr/bin/python3"
 DEADLINE_S = 120
-SKIPPED = 77
-
-
-def environment(**more):
-    result = {key: value for key, value in os.environ.items()
-              if not key.startswith(("GRADWIRE_", "DMLC_"))
-              and key not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
-    result.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
-                  PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", **more)
-    return result
 
 
 def run(command, folder, **more):
@@ -169,10 +158,4 @@ def free_ports():
 
 
 if __name__ == "__main__":
-    LIBRARY, BIN = (pathlib.Path(text).resolve() for text in sys.argv[1:3])
-    del sys.argv[1:3]
-    if run([PYTHON, "-c", "import torch.distributed as d; assert d.is_gloo_available()"],
-           "/").returncode != 0:
-        print("SKIPPED: there is no PyTorch with gloo")
-        sys.exit(SKIPPED)
-    unittest.main(verbosity=2)
+    main("import torch.distributed as d; assert d.is_gloo_available(), 'PyTorch has no gloo'")

@@ -23,24 +23,10 @@ import gradwire
 import gradwire.torch as gw
 from gradwire.torch import Code, GradwireError
 
+from checks import expect, refused
+
 # PyTorch fills a first bucket of 1 MiB and then such small ones, once it has rebuilt them.
 BUCKET_MB = 0.01
-
-
-def expect(condition, text):
-    if not condition:
-        raise AssertionError(f"rank {gw.rank()}: {text}")
-
-
-def refused(code, part, function, *arguments, **named):
-    """The call must fail with that code and those words."""
-    try:
-        function(*arguments, **named)
-    except GradwireError as error:
-        expect(error.code == code, f"{error!r}: code {error.code}, expected {code}")
-        expect(part in str(error), f"'{part}' is not in: {error}")
-        return error
-    raise AssertionError(f"{function} was accepted, expected '{part}'")
 
 
 def hooked(model, **options):
@@ -304,18 +290,18 @@ def fifty_steps():
 
 def refuses_skip():
     """What the filter leaves in a bucket would be taken for a gradient."""
-    refused(Code.INVALID_ARGUMENT, "compression.filter.inactive is skip, which gradwire.torch",
+    refused("compression.filter.inactive is skip, which gradwire.torch",
             hooked, net())
 
 
 def wrong_calls():
-    refused(Code.INVALID_ARGUMENT, "no parameter that requires a gradient", gw.DDPState,
+    refused("no parameter that requires a gradient", gw.DDPState,
             nn.ReLU())
-    refused(Code.INVALID_ARGUMENT, "expected pairs of a name and a parameter", gw.DDPState,
+    refused("expected pairs of a name and a parameter", gw.DDPState,
             net().parameters())
     complex_model = nn.Module()
     complex_model.weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    refused(Code.INVALID_ARGUMENT, "parameter 'weight' is complex64", gw.DDPState, complex_model)
+    refused("parameter 'weight' is complex64", gw.DDPState, complex_model)
 
     model = DistributedDataParallel(net())
     model.register_comm_hook(None, gw.comm_hook)
@@ -328,13 +314,13 @@ def wrong_calls():
 
     # Averaged twice is refused, whichever comes first.
     mine = hooked(net())
-    refused(Code.INVALID_ARGUMENT, "and a DistributedDataParallel would do it again",
+    refused("and a DistributedDataParallel would do it again",
             gw.DistributedDataParallel, mine.module)
-    refused(Code.INVALID_ARGUMENT, "and a DistributedOptimizer would do it again",
+    refused("and a DistributedOptimizer would do it again",
             gw.DistributedOptimizer, torch.optim.SGD(mine.parameters(), lr=0.1),
             named_parameters=mine.named_parameters())
     wrapped = gw.DistributedDataParallel(net())
-    refused(Code.INVALID_ARGUMENT, "averaged by a DistributedDataParallel already", gw.DDPState,
+    refused("averaged by a DistributedDataParallel already", gw.DDPState,
             wrapped.module)
 
     # An optimizer that was there first gives them up.
@@ -342,7 +328,7 @@ def wrong_calls():
     optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
                                         named_parameters=model.named_parameters())
     loss_of(hooked(model), 0).backward()
-    refused(Code.INVALID_ARGUMENT, "has lost its parameters", optimizer.step)
+    refused("has lost its parameters", optimizer.step)
 
     # Frozen parameters, and those that PyTorch is told to leave alone, are no business of ours.
     partly = net()
@@ -355,14 +341,14 @@ def wrong_calls():
     # Both ranks' backward() say it, by name, and the job goes on.
     model = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
     model.register_comm_hook(gw.DDPState(model), gw.comm_hook)
-    refused(Code.INVALID_ARGUMENT, "weight' is sparse",
+    refused("weight' is sparse",
             model(torch.tensor([1, 2])).sum().backward)
 
     model = net()
     state = gw.DDPState(list(model.named_parameters())[:-1])
     model = DistributedDataParallel(model)
     model.register_comm_hook(state, gw.comm_hook)
-    refused(Code.INVALID_ARGUMENT, "a parameter of shape [3] is in a bucket on rank",
+    refused("a parameter of shape [3] is in a bucket on rank",
             loss_of(model, 0).backward)
 
     loss_of(mine, 0).backward()
@@ -401,7 +387,7 @@ def lost_server():
         kill_server()
     # The graph is static from here on: the futures are waited for in the same call as the hooks.
     started = time.monotonic()
-    error = refused(Code.UNAVAILABLE, "server", train, model, optimizer, 100)
+    error = refused("server", train, model, optimizer, 100, code=Code.UNAVAILABLE)
     expect(time.monotonic() - started < 30, "it took too long")
     print(f"rank {gw.rank()} knows", flush=True)
     sys.exit(error.exit_code)
@@ -428,7 +414,7 @@ def stall():
     model = hooked(net())
     dist.barrier()
     if gw.rank() == 0:
-        error = refused(Code.TIMEOUT, "Gradient.", loss_of(model, 0).backward)
+        error = refused("Gradient.", loss_of(model, 0).backward, code=Code.TIMEOUT)
         print("rank 0 knows", flush=True)
         sys.exit(error.exit_code)
     try:
@@ -465,7 +451,7 @@ def fails_halfway():
             loss_of(model, 2).backward()
         finally:
             expect(gradwire._client.current().pending, "no bucket is under way")
-    error = refused(Code.UNAVAILABLE, "worker 1", loss_of(model, 2).backward)
+    error = refused("worker 1", loss_of(model, 2).backward, code=Code.UNAVAILABLE)
     print("rank 0 knows", flush=True)
     sys.exit(error.exit_code)
 

@@ -5,21 +5,17 @@ Usage: examples_test.py LIBRARY BIN_DIR   (exit code 77: there is no PyTorch, or
 """
 
 import gzip
-import os
 import pathlib
 import re
 import struct
 import subprocess
-import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from jobs import BIN, PYTHON, ROOT, environment, main
+
 EXAMPLES = ROOT / "worker" / "python" / "examples"
-LIBRARY, BIN = (pathlib.Path(text).resolve() for text in sys.argv[1:3])
-del sys.argv[1:3]
 DEADLINE_S = 240
-SKIPPED = 77
 
 
 def write_idx(path, shape, values):
@@ -41,16 +37,12 @@ class ExamplesTest(unittest.TestCase):
 
     def run_example(self, name, *arguments, config="onebit.yaml", expected=0, every_rank=False):
         """Returns what rank 0 has said, or all ranks."""
-        environment = {key: value for key, value in os.environ.items()
-                       if not key.startswith(("GRADWIRE_", "DMLC_"))}
-        environment.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
-                           PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
         with tempfile.TemporaryDirectory() as folder:
             command = [ROOT / "scripts" / "gradwire-launch", "--config", ROOT / "configs" / config,
                        "--bin-dir", BIN, "--free-port", "--workers", "2", "--servers", "1",
-                       "--log-dir", pathlib.Path(folder) / "logs", "--", "/usr/bin/python3",
+                       "--log-dir", pathlib.Path(folder) / "logs", "--", PYTHON,
                        EXAMPLES / name, *arguments]
-            result = subprocess.run([str(word) for word in command], env=environment, cwd=folder,
+            result = subprocess.run([str(word) for word in command], env=environment(), cwd=folder,
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                     timeout=DEADLINE_S, check=False)
             logs = "".join(path.read_text(encoding="utf-8") for path in
@@ -137,9 +129,4 @@ class ExamplesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    try:
-        import torch  # noqa: F401  pylint: disable=unused-import
-    except ImportError as error:
-        print(f"SKIPPED: the examples need PyTorch (Debian: python3-torch): {error}")
-        sys.exit(SKIPPED)
-    unittest.main()
+    main()

@@ -4,19 +4,15 @@
 Usage: methods_test.py LIBRARY BIN_DIR   (exit code 77: there is no PyTorch)
 """
 
-import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from jobs import BIN, PYTHON, ROOT, environment, main
+
 WORKER = pathlib.Path(__file__).resolve().parent / "methods_worker.py"
-LIBRARY, BIN = (pathlib.Path(text).resolve() for text in sys.argv[1:3])
-del sys.argv[1:3]
 DEADLINE_S = 240
-SKIPPED = 77
 ONEBIT = ("compression.min_bytes=0B", "compression.uplink.compressor=onebit",
           "compression.downlink.compressor=onebit")
 COVAP = ("compression.filter.type=covap", "compression.filter.interval=2", "partition.fuse_below=0",
@@ -27,17 +23,13 @@ class MethodsTest(unittest.TestCase):
     """Scenarios of methods_worker.py. Those that need no settings of their own share a job."""
 
     def run_job(self, *scenarios, settings=(), folder=None):
-        environment = {key: value for key, value in os.environ.items()
-                       if not key.startswith(("GRADWIRE_", "DMLC_"))}
-        environment.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
-                           PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
         with tempfile.TemporaryDirectory() as own:
             command = [ROOT / "scripts" / "gradwire-launch", "--bin-dir", BIN, "--free-port",
                        "--workers", "2", "--servers", "1"]
             for setting in settings:
                 command += ["--set", setting]
-            command += ["--", "/usr/bin/python3", WORKER, folder or own, *scenarios]
-            result = subprocess.run([str(word) for word in command], env=environment, cwd=own,
+            command += ["--", PYTHON, WORKER, folder or own, *scenarios]
+            result = subprocess.run([str(word) for word in command], env=environment(), cwd=own,
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                     timeout=DEADLINE_S, check=False)
         self.assertEqual(result.returncode, 0, result.stdout)
@@ -76,9 +68,4 @@ class MethodsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    found = subprocess.run(["/usr/bin/python3", "-c", "import torch"], stdout=subprocess.DEVNULL,
-                           stderr=subprocess.PIPE, text=True, check=False)
-    if found.returncode != 0:
-        print("SKIPPED:", found.stderr.strip().splitlines()[-1])
-        sys.exit(SKIPPED)
-    unittest.main(verbosity=2)
+    main()

@@ -20,6 +20,8 @@ from gradwire import Code, GradwireError
 from gradwire._client import require
 from gradwire.torch import _ops
 
+from checks import expect, refused
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import reference_methods  # noqa: E402  pylint: disable=wrong-import-position
 
@@ -41,22 +43,6 @@ METHODS = {
     # The job's setting says it.
     "onebit_lamb": (gw.MethodOptimizer, {}, None, 0.01),
 }
-
-
-def expect(condition, text):
-    if not condition:
-        raise AssertionError(f"rank {gw.rank()}: {text}")
-
-
-def refused(part, function, *arguments, code=Code.INVALID_ARGUMENT, **named):
-    """The call must fail with that code and those words."""
-    try:
-        function(*arguments, **named)
-    except GradwireError as error:
-        expect(error.code == code, f"{error!r}: code {error.code}, expected {code}")
-        expect(part in str(error), f"'{part}' is not in: {error}")
-        return
-    raise AssertionError(f"{function} was accepted, expected '{part}'")
 
 
 class Noisy(nn.Module):

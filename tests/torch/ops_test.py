@@ -4,26 +4,19 @@
 Usage: ops_test.py LIBRARY BIN_DIR   (exit code 77: there is no PyTorch)
 """
 
-import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from jobs import BIN, PYTHON, ROOT, environment, main
+
 WORKER = pathlib.Path(__file__).resolve().parent / "ops_worker.py"
-PYTHON = "/usr/bin/python3"
 DEADLINE_S = 120
-SKIPPED = 77
 
 
 def run(command, folder):
-    environment = {key: value for key, value in os.environ.items()
-                   if not key.startswith(("GRADWIRE_", "DMLC_"))}
-    environment.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
-                       PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
-    return subprocess.run([str(word) for word in command], env=environment, cwd=folder,
+    return subprocess.run([str(word) for word in command], env=environment(), cwd=folder,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           timeout=DEADLINE_S, check=False)
 
@@ -65,9 +58,4 @@ class OpsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    LIBRARY, BIN = (pathlib.Path(text).resolve() for text in sys.argv[1:3])
-    del sys.argv[1:3]
-    if run([PYTHON, "-c", "import torch"], "/").returncode != 0:
-        print("SKIPPED: there is no PyTorch")
-        sys.exit(SKIPPED)
-    unittest.main(verbosity=2)
+    main()

@@ -4,30 +4,16 @@
 Usage: optimizer_test.py LIBRARY BIN_DIR   (exit code 77: there is no PyTorch)
 """
 
-import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import unittest
 import uuid
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from jobs import BIN, PYTHON, ROOT, environment, main
+
 WORKER = pathlib.Path(__file__).resolve().parent / "optimizer_worker.py"
-LIBRARY, BIN = (pathlib.Path(text).resolve() for text in sys.argv[1:3])
-del sys.argv[1:3]
 DEADLINE_S = 240
-SKIPPED = 77
-
-
-def environment(token):
-    """token: marks every process of one job."""
-    result = {key: value for key, value in os.environ.items()
-              if not key.startswith(("GRADWIRE_", "DMLC_"))}
-    result.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
-                  PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", TEST_JOB=token,
-                  TEST_SERVER=str(BIN / "gradwire-server"))
-    return result
 
 
 def processes_of(token):
@@ -54,8 +40,10 @@ class OptimizerTest(unittest.TestCase):
                        "--workers", "2", "--servers", "1"]
             for setting in settings:
                 command += ["--set", setting]
-            command += ["--", "/usr/bin/python3", WORKER, *scenarios]
-            result = subprocess.run([str(word) for word in command], env=environment(token), cwd=folder,
+            command += ["--", PYTHON, WORKER, *scenarios]
+            result = subprocess.run([str(word) for word in command], cwd=folder,
+                                    env=environment(TEST_JOB=token,  # marks every process of the job
+                                                    TEST_SERVER=str(BIN / "gradwire-server")),
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                     timeout=DEADLINE_S, check=False)
         self.assertEqual(result.returncode, expected, result.stdout)
@@ -154,9 +142,4 @@ class OptimizerTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    found = subprocess.run(["/usr/bin/python3", "-c", "import torch"], stdout=subprocess.DEVNULL,
-                           stderr=subprocess.PIPE, text=True, check=False)
-    if found.returncode != 0:
-        print("SKIPPED:", found.stderr.strip().splitlines()[-1])
-        sys.exit(SKIPPED)
-    unittest.main(verbosity=2)
+    main()

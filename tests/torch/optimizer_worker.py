@@ -24,23 +24,9 @@ import gradwire.torch as gw
 from gradwire import Code, GradwireError
 from gradwire.torch import _ops
 
+from checks import expect, refused
+
 BATCH = 8
-
-
-def expect(condition, text):
-    if not condition:
-        raise AssertionError(f"rank {gw.rank()}: {text}")
-
-
-def refused(part, function, *arguments, code=Code.INVALID_ARGUMENT, **named):
-    """The call must fail with that code and those words."""
-    try:
-        function(*arguments, **named)
-    except GradwireError as error:
-        expect(error.code == code, f"{error!r}: code {error.code}, expected {code}")
-        expect(part in str(error), f"'{part}' is not in: {error}")
-        return error
-    raise AssertionError(f"{function} was accepted, expected '{part}'")
 
 
 def network(seed=1):

@@ -4,19 +4,15 @@
 Usage: resume_test.py LIBRARY BIN_DIR   (exit code 77: there is no PyTorch)
 """
 
-import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from jobs import BIN, PYTHON, ROOT, environment, main
+
 WORKER = pathlib.Path(__file__).resolve().parent / "resume_worker.py"
-LIBRARY, BIN = (pathlib.Path(text).resolve() for text in sys.argv[1:3])
-del sys.argv[1:3]
 DEADLINE_S = 240
-SKIPPED = 77
 # Biases travel together, weights alone, so that both servers have something.
 SETTINGS = ("compression.min_bytes=0B", "partition.fuse_below=1KiB")
 ONEBIT = (*SETTINGS, "compression.uplink.compressor=onebit", "compression.downlink.compressor=onebit")
@@ -33,10 +29,6 @@ class ResumeTest(unittest.TestCase):
 
     def run_job(self, load, save, steps, kind="sgd", when="after", settings=ONEBIT, workers=2, expected=0):
         """Returns what all workers have said. load, save: names of saved states, None for none."""
-        environment = {key: value for key, value in os.environ.items()
-                       if not key.startswith(("GRADWIRE_", "DMLC_"))}
-        environment.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
-                           PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
         places = []
         for name in (load, save):
             places.append("-" if name is None else self.folder / name)
@@ -47,8 +39,8 @@ class ResumeTest(unittest.TestCase):
                        logs, "--workers", workers, "--servers", 2]
             for setting in settings:
                 command += ["--set", setting]
-            command += ["--", "/usr/bin/python3", WORKER, *places, steps, kind, when]
-            result = subprocess.run([str(word) for word in command], env=environment, cwd=self.folder,
+            command += ["--", PYTHON, WORKER, *places, steps, kind, when]
+            result = subprocess.run([str(word) for word in command], env=environment(), cwd=self.folder,
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                     timeout=DEADLINE_S, check=False)
             text = "".join(path.read_text(encoding="utf-8")
@@ -128,9 +120,4 @@ class ResumeTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    found = subprocess.run(["/usr/bin/python3", "-c", "import torch"], stdout=subprocess.DEVNULL,
-                           stderr=subprocess.PIPE, text=True, check=False)
-    if found.returncode != 0:
-        print("SKIPPED:", found.stderr.strip().splitlines()[-1])
-        sys.exit(SKIPPED)
-    unittest.main(verbosity=2)
+    main()
