@@ -181,8 +181,9 @@ class Client {
   /// first result again.
   /// Errors: InvalidArgument if something in flight can never go out (a member of a fused unit that
   /// no EndStep has sent); Timeout or Unavailable if the goodbye is not acknowledged within
-  /// timeouts.dead_after, naming server, lane and address; the job's error. In flight is then
-  /// nothing: the handles have completed with an error.
+  /// timeouts.dead_after, naming server, lane and address; the job's error, unless every goodbye is
+  /// acknowledged by then: what becomes of the others is not its error. In flight is nothing after
+  /// an error: the handles have completed with it.
   virtual Status Close() = 0;
 
   /// The plan as it is now, never null. A declaration, or another interval of the filter in
