@@ -81,7 +81,7 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
     FilterAssign assign;
     MessageKind lost;
   };
-  const auto [workers, assign, lost] =
+  const Case given =
       GENERATE(Case{1, FilterAssign::kBalanced, MessageKind::kHeartbeat},
                Case{2, FilterAssign::kBalanced, MessageKind::kHeartbeat},
                Case{3, FilterAssign::kIndex, MessageKind::kHeartbeat},
@@ -89,6 +89,10 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
                Case{3, FilterAssign::kBalanced, MessageKind::kAskStep},
                Case{2, FilterAssign::kBalanced, MessageKind::kStep},
                Case{2, FilterAssign::kIndex, MessageKind::kPlan});
+  // Not a structured binding: clang 14 does not let a lambda capture one.
+  const std::uint32_t workers = given.workers;
+  const FilterAssign assign = given.assign;
+  const MessageKind lost = given.lost;
   const bool zmq = workers == 2 && lost == MessageKind::kHeartbeat;
   CAPTURE(workers, static_cast<int>(assign), MessageKindName(lost), zmq);
   const std::vector<TensorDeclaration> tensors = Tensors(ReduceOp::kSum);
