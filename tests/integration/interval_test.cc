@@ -81,14 +81,13 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
     FilterAssign assign;
     MessageKind lost;
   };
-  const Case given =
-      GENERATE(Case{1, FilterAssign::kBalanced, MessageKind::kHeartbeat},
-               Case{2, FilterAssign::kBalanced, MessageKind::kHeartbeat},
-               Case{3, FilterAssign::kIndex, MessageKind::kHeartbeat},
-               Case{2, FilterAssign::kIndex, MessageKind::kAskInterval},
-               Case{3, FilterAssign::kBalanced, MessageKind::kAskStep},
-               Case{2, FilterAssign::kBalanced, MessageKind::kStep},
-               Case{2, FilterAssign::kIndex, MessageKind::kPlan});
+  const Case given = GENERATE(Case{1, FilterAssign::kBalanced, MessageKind::kHeartbeat},
+                              Case{2, FilterAssign::kBalanced, MessageKind::kHeartbeat},
+                              Case{3, FilterAssign::kIndex, MessageKind::kHeartbeat},
+                              Case{2, FilterAssign::kIndex, MessageKind::kAskInterval},
+                              Case{3, FilterAssign::kBalanced, MessageKind::kAskStep},
+                              Case{2, FilterAssign::kBalanced, MessageKind::kStep},
+                              Case{2, FilterAssign::kIndex, MessageKind::kPlan});
   // Not a structured binding: clang 14 does not let a lambda capture one.
   const std::uint32_t workers = given.workers;
   const FilterAssign assign = given.assign;
