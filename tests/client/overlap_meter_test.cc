@@ -166,5 +166,33 @@ TEST_CASE("the figures follow a link that changes within 16 steps", "[client][un
   CHECK(meter.figures().ccr() == Approx(5));
 }
 
+TEST_CASE("it is not steady while one half of its steps has another CCR", "[client][unit]") {
+  OverlapMeter meter;
+  // bytes: of each step, which is all else alike.
+  int step = 0;
+  const auto steps = [&](int count, std::size_t bytes) {
+    for (int i = 0; i < count; ++i, ++step) {
+      meter.HandedOver(static_cast<std::uint64_t>(step), After(step), At(100 * step));
+      meter.Pushed(bytes);
+      meter.WaitBegins(At(100 * step + 40));
+      meter.WaitEnds(At(100 * step + 70));
+    }
+  };
+  steps(16, 4000);  // the last one is open
+  CHECK_FALSE(meter.is_steady());
+  steps(1, 4000);
+  CHECK(meter.is_steady());
+  steps(8, 4700);
+  CHECK(meter.is_steady());
+  steps(16, 4700);
+  CHECK(meter.is_steady());
+  steps(5, 6100);  // four of them complete
+  CHECK(meter.is_steady());
+  steps(4, 6100);
+  CHECK_FALSE(meter.is_steady());
+  steps(8, 6100);
+  CHECK(meter.is_steady());
+}
+
 }  // namespace
 }  // namespace gradwire

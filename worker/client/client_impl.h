@@ -511,6 +511,7 @@ class ClientImpl final : public Client, private LoopHandler {
   covap::IntervalRule interval_rule_;
   bool chooses_interval_ = true;  // false: the caller does
   std::uint64_t next_measured_step_ = 0;
+  int unsteady_measures_ = 0;         // in a row
   std::uint32_t asked_interval_ = 0;  // the last one; 0: never
   // All ranks.
   std::optional<StepPromise> promise_;

@@ -1,6 +1,7 @@
 #include "worker/client/overlap_meter.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace gradwire {
 namespace {
@@ -45,14 +46,25 @@ void OverlapMeter::NoteBlocked(Clock::time_point until) {
 }
 
 OverlapFigures OverlapMeter::figures() const {
+  return MeansOf(0, std::min<std::uint64_t>(num_steps_, kSteps));
+}
+
+bool OverlapMeter::is_steady() const {
+  if (num_steps_ < kSteps) return false;
+  const double newer = MeansOf(0, kSteps / 2).full_ccr();
+  const double older = MeansOf(kSteps / 2, kSteps / 2).full_ccr();
+  return std::abs(newer - older) <= kSteadyWithin * std::min(newer, older);
+}
+
+OverlapFigures OverlapMeter::MeansOf(std::size_t skipped, std::size_t num_steps) const {
   OverlapFigures figures;
-  figures.steps = std::min<std::uint64_t>(num_steps_, kSteps);
+  figures.steps = num_steps;
   if (figures.steps == 0) return figures;
   Transferred pushes;
   double full_up_bytes = 0;
   double full_down_bytes = 0;
   for (std::size_t i = 0; i < figures.steps; ++i) {
-    const Step& step = steps_[i];
+    const Step& step = steps_[(num_steps_ - 1 - skipped - i) % kSteps];
     figures.step_ms += Milliseconds(step.length);
     figures.compute_ms += Milliseconds(step.window - step.blocked);
     figures.exposed_ms += Milliseconds(step.blocked);

@@ -67,6 +67,9 @@ class OverlapMeter {
   }
 
   OverlapFigures figures() const;
+  /// False while the link or the computing changes: before kSteps steps, or if full_ccr() of the
+  /// newer half of them is more than a fifth away from that of the older half.
+  bool is_steady() const;
 
  private:
   struct Step {
@@ -80,7 +83,11 @@ class OverlapMeter {
     Transferred pushes;  // in this step
   };
 
+  static constexpr double kSteadyWithin = 0.2;
+
   void NoteBlocked(Clock::time_point until);
+  /// Over `num_steps` steps before the last `skipped`; there are so many.
+  OverlapFigures MeansOf(std::size_t skipped, std::size_t num_steps) const;
 
   std::array<Step, kSteps> steps_;
   std::uint64_t num_steps_ = 0;  // ever

@@ -17,8 +17,12 @@ namespace {
 // When the worth of compression is told, in steps that had some.
 constexpr std::uint64_t kStepsBeforeReport = 50;
 
-// How often the interval is looked at, in steps. Two windows of the meter: a change costs a plan.
-constexpr std::uint64_t kStepsBetweenMeasures = 2 * OverlapMeter::kSteps;
+// How often the interval is looked at, in steps, and how soon after it was asked for: a change
+// takes some of them.
+constexpr std::uint64_t kStepsBetweenMeasures = 4;
+constexpr std::uint64_t kStepsAfterAsking = OverlapMeter::kSteps;
+// While a link changes, the means are of neither rate. One that is never steady is taken as it is.
+constexpr int kMostUnsteadyMeasures = 8;
 
 // CPU time and not the clock's: a codec that waits for a core which the trainer uses costs nothing
 // meanwhile. A call takes about a microsecond, a unit makes four.
@@ -253,6 +257,8 @@ void ClientImpl::ConsiderInterval() {
   const OverlapFigures figures = overlap_.figures();
   if (figures.steps < OverlapMeter::kSteps || figures.full_ccr() <= 0) return;
   next_measured_step_ = step_ + kStepsBetweenMeasures;
+  if (!overlap_.is_steady() && ++unsteady_measures_ < kMostUnsteadyMeasures) return;
+  unsteady_measures_ = 0;
   const std::uint32_t now = stages.back().interval;
   const std::uint32_t most =
       std::clamp(NumFilteredUnits(*plan_), std::uint32_t{1}, kMaxFilterInterval);
@@ -263,6 +269,7 @@ void ClientImpl::ConsiderInterval() {
            Field("ccr", fmt::format("{:.2f}", figures.full_ccr())),
            Field("comm_ms", fmt::format("{:.2f}", figures.full_comm_ms)),
            Field("compute_ms", fmt::format("{:.2f}", figures.compute_ms)), Field("step", step_)});
+  next_measured_step_ = step_ + kStepsAfterAsking;
   AskRootForInterval(*interval);
 }
 
