@@ -59,6 +59,10 @@ class Method {
 
   /// Brings what was pulled into the parameters; state.updates counts this update already. The
   /// values pulled are finite.
+  /// Memory traffic, in floats read and written an element, Send included, in as few passes as the
+  /// norms allow: sgd 5, adamw 7, lamb 10, lans and clan 11, dist_ef_sgdm 9, after the freeze
+  /// onebit_adam 8 and onebit_lamb 13. Beyond the caches a step takes at most 1.5 times what moving
+  /// them takes (docs/results/updates.md).
   virtual void Update(TensorState& state, std::span<const float> pulled, double rate,
                       std::span<float> parameters) const = 0;
 };
