@@ -32,7 +32,7 @@ BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 SANITIZED = "--sanitized" in sys.argv and not sys.argv.remove("--sanitized")
 MOMENTS = int(os.environ.get("GRADWIRE_FAULT_MOMENTS") or (2 if SANITIZED else 5))
 SEED = int(os.environ.get("GRADWIRE_TEST_SEED") or random.randrange(1 << 31))
-AT_A_TIME = 2 if SANITIZED else 4
+AT_A_TIME = 3 if SANITIZED else 4
 
 # Sanitized programs are ten times slower, and look for leaks as they end.
 DEAD_AFTER_S = 4 if SANITIZED else 1
