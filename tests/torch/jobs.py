@@ -19,7 +19,8 @@ def environment(**more):
     result = {key: value for key, value in os.environ.items()
               if not key.startswith(("GRADWIRE_", "DMLC_"))
               and key not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
-    result.update(PYTHONPATH=str(ROOT / "worker" / "python"), LIBGRADWIRE=str(LIBRARY),
+    paths = (ROOT / "worker" / "python", ROOT / "tests" / "python_package")
+    result.update(PYTHONPATH=":".join(map(str, paths)), LIBGRADWIRE=str(LIBRARY),
                   PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", **more)
     return result
 

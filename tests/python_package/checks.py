@@ -1,12 +1,12 @@
-"""What the workers of the tests' jobs check with."""
+"""What the workers of the tests' jobs check with, those of tests/torch too."""
 
-import gradwire.torch as gw
+import gradwire
 from gradwire import Code, GradwireError
 
 
 def expect(condition, text):
     if not condition:
-        raise AssertionError(f"rank {gw.rank()}: {text}")
+        raise AssertionError(f"rank {gradwire.rank()}: {text}")
 
 
 def refused(part, function, *arguments, code=Code.INVALID_ARGUMENT, **named):
