@@ -10,6 +10,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKERS = 2
 LIMIT_S = 3600
+# Of a result: what a worker would have sent and got uncompressed, and what it did.
+BYTES = ("gradient_raw_push_bytes", "gradient_sent_bytes", "gradient_raw_pull_bytes", "gradient_received_bytes")
 
 
 def train(bin_dir, settings, arguments):
@@ -61,8 +63,6 @@ def ratios(results):
     return (sums["gradient_raw_push_bytes"] / sums["gradient_sent_bytes"],
             sums["gradient_raw_pull_bytes"] / sums["gradient_received_bytes"])
 
-
-BYTES = ("gradient_raw_push_bytes", "gradient_sent_bytes", "gradient_raw_pull_bytes", "gradient_received_bytes")
 
 
 def mean(results, key, factor=1):
