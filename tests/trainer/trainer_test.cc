@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -257,6 +258,49 @@ TEST_CASE("training lowers the loss and the parameters repeat bit by bit", "[tra
     }
     CHECK(digests[0] == digests[1]);
   }
+}
+
+TEST_CASE("tests on the way make a curve and leave the training alone", "[trainer][training]") {
+  const Dataset data = MakePatterns(400);
+  const Dataset test = MakePatterns(50);
+  const auto plain = MakeSmall(16);
+  const auto watched = MakeSmall(16);
+  TrainOptions options = Options(25, 16);
+  std::vector<double> losses;
+  options.on_step = [&](std::uint64_t, double loss) { losses.push_back(loss); };
+  RecordingClient client;
+  const auto before = Train(client, *plain, data, options);
+  REQUIRE(before.ok());
+  CHECK(before->curve.empty());
+  options.on_step = nullptr;
+
+  options.test_every = 10;
+  options.test_data = &test;
+  RecordingClient other;
+  const auto report = Train(other, *watched, data, options);
+  REQUIRE(report.ok());
+  CHECK(report->digest == before->digest);
+  REQUIRE(report->curve.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(report->curve[i].step == 10 * (i + 1));
+    const auto first = losses.begin() + static_cast<std::ptrdiff_t>(10 * i);
+    CHECK(report->curve[i].loss == std::accumulate(first, first + 10, 0.0) / 10);
+  }
+  CHECK(report->curve[0].seconds <= report->curve[1].seconds);
+  CHECK(report->curve[1].seconds <= report->seconds);
+
+  CHECK(report->curve[1].test.loss < report->curve[0].test.loss);
+
+  // A point at the end is of the final parameters.
+  const auto stopped = MakeSmall(16);
+  options.test_every = 25;
+  RecordingClient last;
+  const auto end = Train(last, *stopped, data, options);
+  REQUIRE(end.ok());
+  REQUIRE(end->curve.size() == 1);
+  const TestResult result = Evaluate(*stopped, test);
+  CHECK(end->curve[0].test.loss == result.loss);
+  CHECK(end->curve[0].test.accuracy == result.accuracy);
 }
 
 TEST_CASE("another seed gives other parameters and other batches", "[trainer][training]") {
@@ -653,7 +697,7 @@ TEST_CASE("options that make no sense are refused", "[trainer][errors]") {
   RecordingClient client;
   const auto model = MakeSmall(4);
   const Dataset data = MakePatterns(8);
-  std::vector<TrainOptions> wrong(7, Options(1, 4));
+  std::vector<TrainOptions> wrong(8, Options(1, 4));
   wrong[0].batch = 0;
   wrong[1].batch = 5;
   wrong[2].rate = -1.0;
@@ -661,6 +705,7 @@ TEST_CASE("options that make no sense are refused", "[trainer][errors]") {
   wrong[4].momentum = 1.0;
   wrong[5].momentum = std::numeric_limits<double>::quiet_NaN();
   wrong[6].weight_decay = -1.0;
+  wrong[7].test_every = 1;  // without data
   for (std::size_t i = 0; i < wrong.size(); ++i) {
     CAPTURE(i);
     CHECK(Train(client, *model, data, wrong[i]).status().code() == StatusCode::kInvalidArgument);
@@ -712,6 +757,13 @@ TEST_CASE("the report is written as JSON, with nulls for what is not there", "[t
   CHECK(json.find("\"interval\": null") != std::string::npos);
   run.report.interval = 4;
   CHECK(ToJson(run).find("\"interval\": 4,") != std::string::npos);
+  CHECK(json.find("\"curve\": [],") != std::string::npos);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  run.report.curve = {{10, 0.5, 2.25, {2.0, 0.25}}, {20, 1.0, nan, {nan, 0.0}}};
+  CHECK(ToJson(run).find(
+            "\"curve\": [{\"step\": 10, \"seconds\": 0.5, \"loss\": 2.25, \"test_loss\": 2, "
+            "\"accuracy\": 0.25}, {\"step\": 20, \"seconds\": 1, \"loss\": null, "
+            "\"test_loss\": null, \"accuracy\": 0}],") != std::string::npos);
   run.report.overlap.comm_ms = 3.0;
   run.report.overlap.compute_ms = 2.0;
   CHECK(ToJson(run).find("\"ccr\": 1.5,") != std::string::npos);

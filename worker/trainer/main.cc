@@ -48,6 +48,7 @@ struct Arguments {
   std::optional<std::uint64_t> warmup;
   std::optional<std::uint64_t> seed;
   std::string json_path;
+  std::uint64_t test_every = 0;
   double progress_every_s = 5.0;
 };
 
@@ -91,6 +92,9 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
   app.add_option("--seed", arguments.seed, "of initialization and shuffling; default job.seed");
   app.add_option("--json", arguments.json_path,
                  "write the result to this file; by rank 0, or by all if it has {rank} in it");
+  app.add_option("--test-every", arguments.test_every,
+                 "rank 0 tests the model every so many steps, for the curve in --json; 0: never")
+      ->capture_default_str();
   app.add_option("--progress-every", arguments.progress_every_s,
                  "seconds between progress lines of rank 0; 0: none")
       ->check(CLI::Range(0.0, 1e6))
@@ -269,7 +273,13 @@ int Main(int argc, char** argv) {
   options.weight_decay = arguments.weight_decay.value_or(options.weight_decay);
   options.warmup_steps = arguments.warmup.value_or(DefaultWarmup(options.steps));
   options.seed = seed;
+  std::unique_ptr<Samples> test;
   if (*rank == 0) {
+    Result<std::unique_ptr<Samples>> loaded = LoadSamples(arguments, Split::kTest);
+    if (!loaded.ok()) return Fail(loaded.status(), kExitFailed);
+    test = std::move(loaded).value();
+    options.test_every = arguments.test_every;
+    options.test_data = test.get();
     options.progress_every_s = arguments.progress_every_s;
     options.on_progress = PrintProgress;
     fmt::print(
@@ -298,10 +308,8 @@ int Main(int argc, char** argv) {
   const Status closed = client->Close();
   if (!closed.ok()) return Fail(closed, ExitCodeOf(closed, /*started=*/true));
   if (*rank == 0) {
-    const Result<std::unique_ptr<Samples>> test = LoadSamples(arguments, Split::kTest);
-    if (!test.ok()) return Fail(test.status(), kExitFailed);
     run.has_test = true;
-    run.test = Evaluate(**model, **test);
+    run.test = Evaluate(**model, *test);
     PrintSummary(run);
   }
   const Status written = WriteJson(arguments.json_path, run);

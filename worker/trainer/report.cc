@@ -1,12 +1,18 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <string_view>
+#include <vector>
 
 #include "worker/trainer/trainer.h"
 
 namespace gradwire::trainer {
 namespace {
+
+std::string Number(double value) {
+  return std::isfinite(value) ? fmt::format("{:.9g}", value) : "null";
+}
 
 /// A JSON object under construction, one key a line.
 class JsonObject {
@@ -26,9 +32,7 @@ class JsonObject {
     Raw(key, quoted + '"');
   }
   void Integer(std::string_view key, std::uint64_t value) { Raw(key, fmt::format("{}", value)); }
-  void Real(std::string_view key, double value) {
-    Raw(key, std::isfinite(value) ? fmt::format("{:.9g}", value) : "null");
-  }
+  void Real(std::string_view key, double value) { Raw(key, Number(value)); }
   /// A ratio is 0, and written as null, where there is none.
   void RealOrNull(std::string_view key, double value, bool there) {
     if (there) {
@@ -36,6 +40,10 @@ class JsonObject {
     } else {
       Raw(key, "null");
     }
+  }
+  /// `values` are JSON already.
+  void Array(std::string_view key, const std::vector<std::string>& values) {
+    Raw(key, fmt::format("[{}]", fmt::join(values, ", ")));
   }
   std::string Finish() const { return text_ + "\n}\n"; }
 
@@ -51,6 +59,16 @@ void Append(JsonObject& json, std::string_view prefix, const Volume& volume) {
   json.Integer(fmt::format("{}_raw_pull_bytes", prefix), volume.raw_pull_bytes);
   json.Integer(fmt::format("{}_sent_bytes", prefix), volume.sent_bytes);
   json.Integer(fmt::format("{}_received_bytes", prefix), volume.received_bytes);
+}
+
+std::vector<std::string> Points(const std::vector<CurvePoint>& curve) {
+  std::vector<std::string> points;
+  for (const CurvePoint& p : curve) {
+    points.push_back(fmt::format(
+        R"({{"step": {}, "seconds": {}, "loss": {}, "test_loss": {}, "accuracy": {}}})", p.step,
+        Number(p.seconds), Number(p.loss), Number(p.test.loss), Number(p.test.accuracy)));
+  }
+  return points;
 }
 
 }  // namespace
@@ -103,6 +121,7 @@ std::string ToJson(const RunSummary& run) {
   json.RealOrNull("exposed_ms", overlap.exposed_ms, is_known);
   json.RealOrNull("ccr", overlap.ccr(), is_known);
   json.RealOrNull("interval", report.interval, report.interval > 0);
+  json.Array("curve", Points(report.curve));
   json.Text("digest", fmt::format("{:016x}", report.digest));
   return json.Finish();
 }

@@ -50,6 +50,9 @@ Status CheckOptions(const Client& client, const Model& model, const Samples& dat
         fmt::format("weight decay {}, expected 0 or more", options.weight_decay));
   }
   if (data.size() == 0) return InvalidArgument("no training data");
+  if (options.test_every > 0 && options.test_data == nullptr) {
+    return InvalidArgument(fmt::format("a test every {} steps without data", options.test_every));
+  }
   if (client.num_workers() == 0) return InvalidArgument("the client knows of no workers");
   return Status::Ok();
 }
@@ -155,11 +158,10 @@ class Run {
       report_.steps = step + 1;
       if (options_.on_step) options_.on_step(step, loss);
       ReportProgress(loss);
+      GRADWIRE_RETURN_IF_ERROR(TestOnTheWay(loss));
     }
-    for (std::size_t layer = 0; layer < model_.layers().size(); ++layer) {
-      GRADWIRE_RETURN_IF_ERROR(BringIn(layer));
-    }
-    report_.seconds = SecondsSince(start_);
+    GRADWIRE_RETURN_IF_ERROR(BringInAll());
+    report_.seconds = SecondsSince(start_) - test_seconds_;
     report_.compute_seconds = report_.seconds - report_.wait_seconds - report_.hand_over_seconds;
     if (!losses.empty()) {
       report_.last_loss =
@@ -210,6 +212,30 @@ class Run {
     report_.hand_over_seconds += SecondsSince(start);
     GRADWIRE_RETURN_IF_ERROR(handle.status());
     pending_[p.index] = *handle;
+    return Status::Ok();
+  }
+
+  Status BringInAll() {
+    for (std::size_t layer = 0; layer < model_.layers().size(); ++layer) {
+      GRADWIRE_RETURN_IF_ERROR(BringIn(layer));
+    }
+    return Status::Ok();
+  }
+
+  /// Adds a point to the curve if it is time for one.
+  Status TestOnTheWay(double loss) {
+    curve_loss_ += loss;
+    if (options_.test_every == 0 || report_.steps % options_.test_every != 0) return Status::Ok();
+    GRADWIRE_RETURN_IF_ERROR(BringInAll());
+    const Clock::time_point start = Clock::now();
+    CurvePoint point;
+    point.step = report_.steps;
+    point.seconds = SecondsSince(start_) - test_seconds_;
+    point.loss = curve_loss_ / static_cast<double>(options_.test_every);
+    point.test = Evaluate(model_, *options_.test_data);
+    report_.curve.push_back(point);
+    curve_loss_ = 0.0;
+    test_seconds_ += SecondsSince(start);
     return Status::Ok();
   }
 
@@ -323,6 +349,8 @@ class Run {
   std::optional<OtherDigest> differs_from_;
 
   Clock::time_point start_;
+  double test_seconds_ = 0.0;  // of the tests on the way
+  double curve_loss_ = 0.0;    // sum since the last point of the curve
   // Where the last progress report was made.
   Clock::time_point mark_;
   ClientStats mark_stats_;

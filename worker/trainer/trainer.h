@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/base/status.h"
 #include "compressors/compression_rules.h"
@@ -37,6 +38,20 @@ struct Progress {
   std::uint32_t interval = 0;  // of the filter; 0: there is none
 };
 
+/// How well a model guesses labels.
+struct TestResult {
+  double loss = 0.0;      // mean cross entropy, in nats a sample
+  double accuracy = 0.0;  // share of samples whose label is the likeliest
+};
+
+/// The model on the way.
+struct CurvePoint {
+  std::uint64_t step = 0;  // steps done
+  double seconds = 0.0;    // since the first one began, without the time of the tests
+  double loss = 0.0;       // mean over this worker's batches since the point before
+  TestResult test;
+};
+
 struct TrainOptions {
   std::uint64_t steps = 0;
   std::size_t batch = 64;  // of each worker
@@ -51,6 +66,10 @@ struct TrainOptions {
   std::uint64_t seed = 1;
   double progress_every_s = 0.0;  // 0: never
   std::function<void(const Progress&)> on_progress;
+  /// Tests the model on `test_data` after every so many steps, on this rank alone: the others wait
+  /// in their next step. 0: never.
+  std::uint64_t test_every = 0;
+  const Samples* test_data = nullptr;  // wanted with test_every
   /// Called after every step with its loss.
   std::function<void(std::uint64_t step, double loss)> on_step;
 };
@@ -60,7 +79,7 @@ struct TrainReport {
   std::uint64_t steps = 0;
   double first_loss = 0.0;
   double last_loss = 0.0;          // mean over the last steps, at most 100
-  double seconds = 0.0;            // of the gradient rounds, without start and evaluation
+  double seconds = 0.0;            // of the gradient rounds, without start and tests
   double compute_seconds = 0.0;    // in forward, backward and update
   double wait_seconds = 0.0;       // in Client::Wait
   double hand_over_seconds = 0.0;  // in Client::PushPullAsync and EndStep
@@ -73,6 +92,7 @@ struct TrainReport {
   std::uint64_t nonfinite_units = 0;  // void rounds that the client counted
   OverlapFigures overlap;             // of the last steps, as the client measures it
   std::uint32_t interval = 0;         // of the filter at the end; 0: there is none
+  std::vector<CurvePoint> curve;      // of options.test_every
   std::uint64_t digest = 0;           // of the final parameters; equal on all ranks
 
   double gflops() const { return compute_seconds > 0.0 ? flops / compute_seconds * 1e-9 : 0.0; }
@@ -111,12 +131,6 @@ double DefaultRate(std::string_view method);
 Result<TrainReport> Train(Client& client, Model& model, const Samples& data,
                           const TrainOptions& options);
 
-/// How well a model guesses labels.
-struct TestResult {
-  double loss = 0.0;      // mean cross entropy, in nats a sample
-  double accuracy = 0.0;  // share of samples whose label is the likeliest
-};
-
 /// Tests a model on all samples; zeros if there are none.
 TestResult Evaluate(Model& model, const Samples& data);
 
@@ -154,7 +168,8 @@ struct RunSummary {
 ///   step_ms, comm_ms, compute_ms, exposed_ms, ccr (means of the last 16 steps, docs/operations.md;
 ///   null where nothing is communicated)
 ///   interval (of the filter at the end; null without one)
-///   digest (16 hexadecimal digits, a string)
+///   curve (of --test-every: [{step, seconds, loss, test_loss, accuracy}], seconds without the
+///   tests) digest (16 hexadecimal digits, a string)
 /// Numbers that are not finite are null.
 std::string ToJson(const RunSummary& run);
 
