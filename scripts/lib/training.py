@@ -64,6 +64,17 @@ def ratios(results):
             sums["gradient_raw_pull_bytes"] / sums["gradient_received_bytes"])
 
 
-
 def mean(results, key, factor=1):
     return statistics.mean(factor * result[key] for result in results)
+
+
+def pyplot():
+    """matplotlib's pyplot, which writes the same file for the same numbers; None where it isn't installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gradwire"
+    from matplotlib import pyplot as plots
+    return plots
