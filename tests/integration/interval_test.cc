@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <thread>
 
@@ -14,6 +15,7 @@
 #include "common/plan/plan.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/scripted_root.h"
+#include "tests/transport/tcp_proxy.h"
 
 namespace gradwire::testing {
 namespace {
@@ -72,40 +74,28 @@ void ChangeIfDue(Client& client, int step, Failures& failures) {
   }
 }
 
-TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
-          "[integration][covap]") {
-  // Of the kinds of message that a change takes one is lost on its way; a heartbeat stands for
-  // none.
-  struct Case {
-    std::uint32_t workers;
-    FilterAssign assign;
-    MessageKind lost;
-  };
-  const Case given = GENERATE(Case{1, FilterAssign::kBalanced, MessageKind::kHeartbeat},
-                              Case{2, FilterAssign::kBalanced, MessageKind::kHeartbeat},
-                              Case{3, FilterAssign::kIndex, MessageKind::kHeartbeat},
-                              Case{2, FilterAssign::kIndex, MessageKind::kAskInterval},
-                              Case{3, FilterAssign::kBalanced, MessageKind::kAskStep},
-                              Case{2, FilterAssign::kBalanced, MessageKind::kStep},
-                              Case{2, FilterAssign::kIndex, MessageKind::kPlan});
-  // Not a structured binding: clang 14 does not let a lambda capture one.
-  const std::uint32_t workers = given.workers;
-  const FilterAssign assign = given.assign;
-  const MessageKind lost = given.lost;
-  const bool zmq = workers == 2 && lost == MessageKind::kHeartbeat;
-  CAPTURE(workers, static_cast<int>(assign), MessageKindName(lost), zmq);
-  const std::vector<TensorDeclaration> tensors = Tensors(ReduceOp::kSum);
-  Doubles gradients;  // over all ranks and steps
-  Doubles out;
+/// What a run has handed over, got and held back, and what it took.
+struct Sums {
+  Doubles handed_over;             // over all ranks and steps
+  std::vector<Doubles> delivered;  // by rank
   Doubles residuals;
-  for (const auto& tensor : tensors) {
-    for (Doubles* each : {&gradients, &out, &residuals}) each->emplace_back(tensor.num_elements());
-  }
+  std::uint64_t reconnects = 0;
+  std::uint64_t resent_pushes = 0;
+};
+
+/// Sums of integers while the interval changes as kChanges says; `disturb` runs before each of rank
+/// 0's steps. Looks at what is sent in a step, at the plan's stages and at the counters.
+Sums SumIntegers(Cluster& cluster, const std::vector<TensorDeclaration>& tensors,
+                 const std::function<void(int step)>& disturb) {
+  const auto zeros = [&] {
+    Doubles all;
+    for (const auto& tensor : tensors) all.emplace_back(tensor.num_elements());
+    return all;
+  };
+  Sums sums{zeros(), {}, zeros()};
+  sums.delivered.assign(cluster.config().job.workers, zeros());
   std::mutex mu;
   Failures failures;
-  Config config = AutoConfig(workers, 2);
-  config.compression.filter.assign = assign;
-  Cluster cluster(config, zmq ? TransportKind::kZmq : TransportKind::kInproc);
   cluster.Run([&](Client& client) {
     const auto ids = client.Declare(tensors);
     if (!failures.Ok(ids.status(), "declare")) return;
@@ -116,8 +106,9 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
     std::vector<std::vector<float>> values;
     std::vector<Handle> handles(tensors.size());
     for (const auto& tensor : tensors) values.emplace_back(tensor.num_elements());
+    Doubles& out = sums.delivered[client.rank()];
     const auto finish = [&](int step, std::size_t t) {
-      if (!failures.Ok(client.Wait(handles[t]), "wait") || client.rank() != 0) return;
+      if (!failures.Ok(client.Wait(handles[t]), "wait")) return;
       const auto ranges = client.ActiveRanges(handles[t]);
       if (!failures.Ok(ranges.status(), "active ranges")) return;
       std::vector<bool> active(values[t].size(), false);
@@ -127,17 +118,13 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
       for (std::size_t i = 0; i < values[t].size(); ++i) {
         out[t][i] += values[t][i];
         if (active[i] == (values[t][i] != 0.0F)) continue;
-        failures.Add(fmt::format("step {} tensor {} element {}", step, t, i));
+        failures.Add(
+            fmt::format("rank {} step {} tensor {} element {}", client.rank(), step, t, i));
         return;
       }
     };
     for (int step = 0; step < kSteps; ++step) {
-      if (client.rank() == 0 && !zmq &&
-          std::any_of(std::begin(kChanges), std::end(kChanges),
-                      [&](const Asked& asked) { return asked.step == step; })) {
-        cluster.network().CutAt("inproc://s0l0",
-                                [lost](const Header& header) { return header.kind == lost; });
-      }
+      if (client.rank() == 0) disturb(step);
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         // Rank 0 and the odd ones differ in when they wait, and so in how far ahead they run.
         if (step > 0 && client.rank() % 2 == 1) finish(step - 1, t);
@@ -147,7 +134,7 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
             // Never 0, so that an element of a sum is 0 just where nothing was sent.
             values[t][i] = static_cast<float>(
                 1 + (i * 7 + client.rank() * 3 + t + static_cast<std::size_t>(step)) % 9);
-            gradients[t][i] += values[t][i];
+            sums.handed_over[t][i] += values[t][i];
           }
         }
         const auto handle =
@@ -174,13 +161,97 @@ TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
                         fmt::format("{} from {} on", stage.interval, stage.first_step));
       }
     }
-    failures.Expect(client.stats().interval == 8, "the interval in the stats");
-    failures.Expect(client.stats().held_back_units > 0, "nothing was held back");
+    const ClientStats stats = client.stats();
+    failures.Expect(stats.interval == 8, "the interval in the stats");
+    failures.Expect(stats.held_back_units > 0, "nothing was held back");
     const std::lock_guard lock(mu);
-    AddResiduals(client, *ids, residuals);
+    sums.reconnects += stats.reconnects;
+    sums.resent_pushes += stats.resent_pushes;
+    AddResiduals(client, *ids, sums.residuals);
   });
   RequireNone(failures);
-  RequireConserved(tensors, out, residuals, gradients);
+  return sums;
+}
+
+/// On every rank, as RequireConserved.
+void RequireConservedOnAll(const std::vector<TensorDeclaration>& tensors, const Sums& sums) {
+  for (const Doubles& delivered : sums.delivered) {
+    RequireConserved(tensors, delivered, sums.residuals, sums.handed_over);
+  }
+}
+
+bool ChangesAt(int step) {
+  return std::any_of(std::begin(kChanges), std::end(kChanges),
+                     [&](const Asked& asked) { return asked.step == step; });
+}
+
+TEST_CASE("of integers nothing is lost when the interval changes, bit for bit",
+          "[integration][covap]") {
+  // Of the kinds of message that a change takes one is lost on its way; a heartbeat stands for
+  // none.
+  struct Case {
+    std::uint32_t workers;
+    FilterAssign assign;
+    MessageKind lost;
+  };
+  const Case given = GENERATE(Case{1, FilterAssign::kBalanced, MessageKind::kHeartbeat},
+                              Case{2, FilterAssign::kBalanced, MessageKind::kHeartbeat},
+                              Case{3, FilterAssign::kIndex, MessageKind::kHeartbeat},
+                              Case{2, FilterAssign::kIndex, MessageKind::kAskInterval},
+                              Case{3, FilterAssign::kBalanced, MessageKind::kAskStep},
+                              Case{2, FilterAssign::kBalanced, MessageKind::kStep},
+                              Case{2, FilterAssign::kIndex, MessageKind::kPlan});
+  const bool zmq = given.workers == 2 && given.lost == MessageKind::kHeartbeat;
+  CAPTURE(given.workers, static_cast<int>(given.assign), MessageKindName(given.lost), zmq);
+  const std::vector<TensorDeclaration> tensors = Tensors(ReduceOp::kSum);
+  Config config = AutoConfig(given.workers, 2);
+  config.compression.filter.assign = given.assign;
+  Cluster cluster(config, zmq ? TransportKind::kZmq : TransportKind::kInproc);
+  const Sums sums = SumIntegers(cluster, tensors, [&](int step) {
+    if (zmq || !ChangesAt(step)) return;
+    cluster.network().CutAt(
+        "inproc://s0l0", [lost = given.lost](const Header& header) { return header.kind == lost; });
+  });
+  RequireConservedOnAll(tensors, sums);
+}
+
+TEST_CASE("TCP connections that break in mid-message lose nothing of what the filter handles",
+          "[integration][covap][faults]") {
+  const auto assign = GENERATE(FilterAssign::kBalanced, FilterAssign::kIndex);
+  CAPTURE(static_cast<int>(assign));
+  std::vector<TensorDeclaration> tensors = Tensors(ReduceOp::kSum);
+  tensors.push_back(Tensor("cut", 150001, DType::kFloat32, ReduceOp::kSum));  // into 10 units
+  Config config = AutoConfig(2);  // one server and one lane: everything goes through the proxy
+  config.compression.filter.assign = assign;
+  Cluster cluster(config, TransportKind::kZmq);
+  TcpProxy proxy(PortOf(cluster.RootAddress()));
+  cluster.config().endpoint = proxy.address();
+  CounterRng rng(TestSeed());
+  std::uint64_t duplicates = 0;
+  const Sums sums = SumIntegers(cluster, tensors, [&](int step) {
+    // After some bytes of a step: within a header, a payload, between messages. On the way there
+    // pushes are lost, on the way back replies and receipts, with what is under way the other way.
+    // Both workers together have 2 MB each way in a step of interval 1, 250 KB of interval 8.
+    const std::uint64_t bytes = 1 + rng.NextBelow(250'000);
+    if (ChangesAt(step)) {
+      proxy.CutAfterBytes(1 + bytes % 1000, /*restore=*/true);
+    } else if (step % 5 == 1) {
+      proxy.CutAfterBytes(bytes, /*restore=*/true);
+    } else if (step % 5 == 3) {
+      proxy.CutBackAfterBytes(bytes, /*restore=*/true);
+    }
+    duplicates = cluster.server(0).stats().duplicate_pushes;
+  });
+  CAPTURE(sums.reconnects, sums.resent_pushes, duplicates);
+  CHECK(sums.reconnects >= 50);
+  CHECK(sums.resent_pushes >= 50);
+  // A push that had arrived, but whose receipt was lost.
+  CHECK(duplicates >= 1);
+  RequireConservedOnAll(tensors, sums);
+  for (const Status& status : cluster.JoinServers()) {
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+  }
 }
 
 /// Rank 0's results of all steps, and the plan at the end.

@@ -119,13 +119,9 @@ class TcpProxy::Impl {
     Wake();
   }
 
-  void CutAfterBytes(std::uint64_t bytes, bool restore) {
-    {
-      const std::lock_guard lock(mu_);
-      cut_after_ = bytes;
-      restore_at_once_ = restore;
-    }
-    Wake();
+  void CutAfterBytes(std::uint64_t bytes, bool restore) { CutAfter(cut_after_, bytes, restore); }
+  void CutBackAfterBytes(std::uint64_t bytes, bool restore) {
+    CutAfter(cut_back_after_, bytes, restore);
   }
 
   std::atomic<std::uint64_t> to_target{0};
@@ -134,6 +130,15 @@ class TcpProxy::Impl {
 
  private:
   void Wake() const { eventfd_write(wake_, 1); }
+
+  void CutAfter(std::optional<std::uint64_t>& budget, std::uint64_t bytes, bool restore) {
+    {
+      const std::lock_guard lock(mu_);
+      budget = bytes;
+      restore_at_once_ = restore;
+    }
+    Wake();
+  }
 
   // Holds mu_.
   void ResetAll() {
@@ -215,7 +220,7 @@ class TcpProxy::Impl {
   void Forward() {
     for (std::size_t i = 0; i < pairs_.size();) {
       Pair& pair = pairs_[i];
-      if (Move(pair.to_target, to_target, &cut_after_) && Move(pair.back, back, nullptr) &&
+      if (Move(pair.to_target, to_target, cut_after_) && Move(pair.back, back, cut_back_after_) &&
           !(Done(pair.to_target) && Done(pair.back))) {
         ++i;
         continue;
@@ -223,16 +228,16 @@ class TcpProxy::Impl {
       Reset(pairs_[i]);
       pairs_.erase(pairs_.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    if (cut_after_ && *cut_after_ == 0) {
-      cut_after_.reset();
+    if (cut_after_ == 0U || cut_back_after_ == 0U) {
+      (cut_after_ == 0U ? cut_after_ : cut_back_after_).reset();
       cut_ = !restore_at_once_;
       ResetAll();
     }
   }
 
-  /// False when the connection is broken. Writes no more than a budget has left, if there is one.
+  /// False when the connection is broken. Writes no more than the budget has left, if there is one.
   static bool Move(Flow& flow, std::atomic<std::uint64_t>& moved,
-                   std::optional<std::uint64_t>* budget) {
+                   std::optional<std::uint64_t>& budget) {
     if (flow.begin == flow.end && !flow.ended) {
       const ssize_t got = recv(flow.from, flow.buffer.data(), flow.buffer.size(), 0);
       if (got == -1 && errno != EAGAIN && errno != EINTR) return false;
@@ -243,15 +248,14 @@ class TcpProxy::Impl {
       flow.begin = 0;
       flow.end = got > 0 ? static_cast<std::size_t>(got) : 0;
     }
-    const bool limited = budget != nullptr && budget->has_value();
     std::size_t size = flow.end - flow.begin;
-    if (limited) size = static_cast<std::size_t>(std::min<std::uint64_t>(size, **budget));
+    if (budget) size = static_cast<std::size_t>(std::min<std::uint64_t>(size, *budget));
     if (size == 0) return true;
     const ssize_t put = send(flow.to, flow.buffer.data() + flow.begin, size, MSG_NOSIGNAL);
     if (put == -1) return errno == EAGAIN || errno == EINTR;
     flow.begin += static_cast<std::size_t>(put);
     moved += static_cast<std::uint64_t>(put);
-    if (limited) **budget -= static_cast<std::uint64_t>(put);
+    if (budget) *budget -= static_cast<std::uint64_t>(put);
     return true;
   }
 
@@ -269,6 +273,7 @@ class TcpProxy::Impl {
   bool cut_ = false;
   bool restore_at_once_ = false;
   std::optional<std::uint64_t> cut_after_;
+  std::optional<std::uint64_t> cut_back_after_;
   Clock::time_point stalled_until_{};
 };
 
@@ -281,6 +286,9 @@ void TcpProxy::Restore() { impl_->Restore(); }
 void TcpProxy::StallFor(int ms) { impl_->StallFor(ms); }
 void TcpProxy::CutAfterBytes(std::uint64_t bytes, bool restore) {
   impl_->CutAfterBytes(bytes, restore);
+}
+void TcpProxy::CutBackAfterBytes(std::uint64_t bytes, bool restore) {
+  impl_->CutBackAfterBytes(bytes, restore);
 }
 std::uint64_t TcpProxy::forwarded_to_target() const { return impl_->to_target; }
 std::uint64_t TcpProxy::forwarded_back() const { return impl_->back; }

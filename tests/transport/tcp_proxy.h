@@ -32,6 +32,8 @@ class TcpProxy {
   /// Cuts once `bytes` more have been forwarded to the target, over all connections, in the middle
   /// of a message if it comes to that; stays cut until Restore, or not if `restore`.
   void CutAfterBytes(std::uint64_t bytes, bool restore = false);
+  /// The same by the bytes that are forwarded back from the target.
+  void CutBackAfterBytes(std::uint64_t bytes, bool restore = false);
 
   /// Bytes forwarded to the target and back, over all connections.
   std::uint64_t forwarded_to_target() const;
