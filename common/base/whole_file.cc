@@ -47,28 +47,28 @@ bool WriteAll(int fd, ByteView bytes) {
 
 }  // namespace
 
-Status WriteWholeFile(const std::string& path, ByteView bytes, std::string_view what) {
+Status WriteWholeFile(const std::string& path, ByteView bytes, std::string_view failure) {
   // A name of its own, so that two who save at once do not mix; then the rename shows it whole.
-  const std::string unfinished = fmt::format("{}.{:x}.tmp", path, RandomId());
+  const std::string unfinished = fmt::format("{}.{:x}{}", path, RandomId(), kUnfinishedSuffix);
   File file(unfinished, O_WRONLY | O_CREAT | O_EXCL);
   if (!file.is_open()) {
-    return Unavailable(fmt::format("cannot write {} '{}': {}", what, path, Reason()));
+    return Unavailable(fmt::format("{} '{}': {}", failure, path, Reason()));
   }
   if (!WriteAll(file.fd(), bytes) || fsync(file.fd()) != 0 || !file.Close() ||
       std::rename(unfinished.c_str(), path.c_str()) != 0) {
     const std::string reason = Reason();
     (void)unlink(unfinished.c_str());
-    return Unavailable(fmt::format("cannot write {} '{}': {}", what, path, reason));
+    return Unavailable(fmt::format("{} '{}': {}", failure, path, reason));
   }
   return Status::Ok();
 }
 
 Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, std::size_t max_bytes,
-                                             std::string_view what) {
+                                             std::string_view failure) {
   // O_NONBLOCK: a named pipe without a writer is an empty file, not a wait without end.
   File file(path, O_RDONLY | O_NONBLOCK);
   const auto failed = [&] {
-    return Unavailable(fmt::format("cannot read {} '{}': {}", what, path, Reason()));
+    return Unavailable(fmt::format("{} '{}': {}", failure, path, Reason()));
   };
   if (!file.is_open()) return failed();
   std::vector<std::byte> bytes;

@@ -34,12 +34,12 @@ Status SavePlan(const Plan& plan, const std::string& path) {
   const std::uint64_t checksum = HashText(AsText(ByteView(bytes).first(bytes.size() - kTailBytes)));
   StoreLe<std::uint64_t>(bytes.data() + bytes.size() - kTailBytes, checksum);
 
-  return WriteWholeFile(path, bytes, "plan");
+  return WriteWholeFile(path, bytes, "cannot write plan");
 }
 
 Result<Plan> LoadPlan(const std::string& path) {
   constexpr std::size_t kMaxFileBytes = kHeadBytes + kMaxControlBytes + kTailBytes;
-  const auto read = ReadWholeFile(path, kMaxFileBytes, "plan");
+  const auto read = ReadWholeFile(path, kMaxFileBytes, "cannot read plan");
   if (!read.ok()) return read.status();
   const std::vector<std::byte>& bytes = *read;
   if (bytes.size() > kMaxFileBytes) {

@@ -8,9 +8,11 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 BIN = pathlib.Path(sys.argv.pop(1))
@@ -27,8 +29,8 @@ class TrainTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.scratch)
         self.runs = 0
 
-    def train(self, workers, *settings, model="conv", steps=8, config="onebit.yaml", extra=()):
-        """Runs a small job; returns the report of rank 0 and the job's log directory."""
+    def command(self, workers, *settings, model="conv", steps=8, config="onebit.yaml", extra=()):
+        """A small job; with it where its logs and rank 0's report will be."""
         self.runs += 1
         logs = self.scratch / f"run{self.runs}"
         report = self.scratch / f"report{self.runs}.json"
@@ -40,8 +42,16 @@ class TrainTest(unittest.TestCase):
                    "gradwire-train", "--model", model, "--steps", str(steps), "--batch", "16",
                    "--train-limit", "1024", "--test-limit", "256", "--json", report,
                    *(extra or ("--lr", "0.01"))]
-        done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, timeout=DEADLINE_S)
+        return [str(c) for c in command], logs, report
+
+    def train(self, *arguments, fails=False, **options):
+        """Runs a small job; returns the report of rank 0 and the job's log directory, or what it says as it fails."""
+        command, logs, report = self.command(*arguments, **options)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=DEADLINE_S)
+        if fails:
+            self.assertEqual(done.returncode, 1, done.stdout)
+            return done.stdout
         self.assertEqual(done.returncode, 0, done.stdout)
         return json.loads(report.read_text()), logs
 
@@ -151,6 +161,92 @@ class TrainTest(unittest.TestCase):
         self.train_with("lans", *settings, skip, config="plain.yaml")
         self.train_with("dist_ef_sgdm", *settings, skip, config="plain.yaml")
         self.train_with("dist_ef_sgdm", *settings, config="plain.yaml")
+
+    def test_a_run_that_is_stopped_and_restored_ends_as_if_nothing_had_been(self):
+        frozen = ["method=onebit_adam", "compression.warmup_steps=10"]
+        filtered = ["compression.filter.type=covap", "compression.filter.interval=3", "partition.bytes=64KiB"]
+        jobs = {  # settings, where it is stopped
+            "momentum": ([], 7),
+            "lans": (["method=lans"], 7),
+            "1-bit Adam in the warm-up": (frozen, 7),
+            "1-bit Adam at the freeze": (frozen, 10),
+            "1-bit Adam after the freeze": (frozen, 13),
+            "momentum with the filter": (filtered, 7),
+            "lans with the filter": ([*filtered, "compression.filter.inactive=skip", "method=lans"], 8),
+            "residuals that follow the learning rate": (
+                ["compression.uplink.feedback=ef_lr", "compression.downlink.feedback=ef_lr"], 7),
+        }
+        if SANITIZED:
+            jobs = {name: jobs[name] for name in ("1-bit Adam after the freeze", "momentum with the filter")}
+        for name, (settings, stop_at) in jobs.items():
+            with self.subTest(name):
+                folder = self.scratch / name
+                extra = ("--lr", "0.01", "--progress-every", "0")
+                whole, _ = self.train(2, *settings, steps=20, extra=extra)
+                stopped, _ = self.train(2, *settings, steps=20,
+                                        extra=(*extra, "--save", folder, "--stop-at", stop_at))
+                self.assertEqual(stopped["steps"], stop_at)
+                self.assertNotEqual(stopped["digest"], whole["digest"])
+                self.assertEqual(sorted(file.name for file in folder.iterdir()),
+                                 [f"rank-{rank}.step-{stop_at}" for rank in range(2)])
+                # With new servers, as many as there were or not.
+                restored, _ = self.train(2, *settings, "job.servers=3", steps=20,
+                                         extra=(*extra, "--restore", folder))
+                self.assertEqual(restored["digest"], whole["digest"])
+                self.assertEqual(restored["steps"], 20)
+                self.assertEqual(restored["restored_step"], stop_at)
+                self.assertIsNone(whole["restored_step"])
+
+    @unittest.skipIf(SANITIZED, "too slow, and runs no other code")
+    def test_a_run_that_is_killed_goes_on_where_it_was_saved(self):
+        folder = self.scratch / "states"
+        extra = ("--progress-every", "0")
+        whole, _ = self.train(2, steps=400, extra=extra)
+        saving = (*extra, "--save", folder, "--save-every", "7")
+        command, _, _ = self.command(2, steps=400, extra=saving)
+        job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 60
+            while not list(folder.glob("rank-0.step-[1-9][0-9]")) and job.poll() is None:
+                self.assertLess(time.monotonic(), deadline, "no state was saved")
+                time.sleep(0.005)
+        finally:
+            job.kill()  # all its processes end with it, wherever they are
+            job.wait()
+        self.assertEqual(job.returncode, -signal.SIGKILL, "the job was over before it was killed")
+        # It goes on, and goes on to save.
+        restored, _ = self.train(2, steps=400, extra=(*saving, "--restore", folder))
+        self.assertEqual(restored["digest"], whole["digest"])
+        self.assertGreaterEqual(restored["restored_step"], 7)
+        self.assertEqual(restored["restored_step"] % 7, 0)
+        self.assertEqual(sorted(file.name for file in folder.iterdir()),
+                         ["rank-0.step-399", "rank-1.step-399"])
+
+    @unittest.skipIf(SANITIZED, "trainer_test runs this code")
+    def test_every_rank_says_why_a_saved_run_is_not_restored(self):
+        folder = self.scratch / "states"
+        extra = ("--lr", "0.01", "--progress-every", "0")
+        self.train(2, extra=(*extra, "--save", folder, "--stop-at", 3))
+        restoring = (*extra, "--restore", folder)
+        self.assertIn("the saved run has workers 2, expected 1", self.train(1, extra=restoring, fails=True))
+        self.assertIn("there is no saved run of rank 2 in '", self.train(3, extra=restoring, fails=True))
+        self.assertIn("the saved run has another model: 8 tensors, expected 6",
+                      self.train(2, model="mlp", extra=restoring, fails=True))
+        self.assertIn("the saved run has method none, expected lans",
+                      self.train(2, "method=lans", extra=restoring, fails=True))
+        file = folder / "rank-1.step-3"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
+        self.train(2, extra=restoring, fails=True)
+        for rank, says in enumerate(["rank 1 cannot restore the run: its own log says why",
+                                     "rank-1.step-3': the saved run is damaged: checksum"]):
+            log = self.scratch / f"run{self.runs}" / f"rank.0{rank}" / "stderr.log"
+            self.assertIn(says, log.read_text())
+        # The files of another run: the same step, other parameters.
+        other = self.scratch / "other"
+        self.train(2, "compression.uplink.compressor=none", extra=(*extra, "--save", other, "--stop-at", 3))
+        file.write_bytes((other / file.name).read_bytes())
+        self.assertIn("after 3 steps the parameters of rank", self.train(2, extra=restoring, fails=True))
 
     @unittest.skipIf(SANITIZED, "runs no other code")
     def test_onebit_is_28_times_smaller_both_ways(self):

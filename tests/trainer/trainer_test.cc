@@ -16,34 +16,13 @@
 #include "compressors/methods/method.h"
 #include "tests/catch.h"
 #include "tests/trainer/fake_clients.h"
+#include "tests/trainer/patterns.h"
 #include "worker/trainer/local_client.h"
 #include "worker/trainer/schedule.h"
 #include "worker/trainer/text.h"
 
 namespace gradwire::trainer {
 namespace {
-
-constexpr std::size_t kSide = 8;
-
-/// Images of ten classes: a bright random pattern each, with noise over it.
-Dataset MakePatterns(std::size_t size) {
-  CounterRng rng(11);
-  std::vector<std::uint8_t> patterns(10 * kSide * kSide);
-  for (std::uint8_t& p : patterns) p = rng.NextBelow(2) == 0 ? 40 : 160;
-  Dataset data;
-  data.height = kSide;
-  data.width = kSide;
-  data.classes = 10;
-  for (std::size_t i = 0; i < size; ++i) {
-    const std::size_t label = rng.NextBelow(10);
-    data.labels.push_back(static_cast<std::uint8_t>(label));
-    for (std::size_t p = 0; p < data.sample_size(); ++p) {
-      data.pixels.push_back(
-          static_cast<std::uint8_t>(patterns[label * data.sample_size() + p] + rng.NextBelow(80)));
-    }
-  }
-  return data;
-}
 
 /// `length` characters of random words out of eight, with spaces between them.
 Text MakeSentences(std::size_t length, std::uint64_t seed = 1) {
@@ -58,15 +37,6 @@ Text MakeSentences(std::size_t length, std::uint64_t seed = 1) {
     }
   }
   return Text(std::move(numbers), alphabet.size(), 0);
-}
-
-/// Three dense layers, small.
-std::unique_ptr<Model> MakeSmall(std::size_t max_batch, std::uint64_t seed = 1) {
-  std::vector<std::unique_ptr<Layer>> layers;
-  layers.push_back(MakeDense("dense0", kSide * kSide, 32, true));
-  layers.push_back(MakeDense("dense1", 32, 24, true));
-  layers.push_back(MakeDense("dense2", 24, 10, false));
-  return std::make_unique<Model>(std::move(layers), max_batch, seed);
 }
 
 TrainOptions Options(std::uint64_t steps, std::size_t batch) {
@@ -757,6 +727,12 @@ TEST_CASE("the report is written as JSON, with nulls for what is not there", "[t
   CHECK(json.find("\"interval\": null") != std::string::npos);
   run.report.interval = 4;
   CHECK(ToJson(run).find("\"interval\": 4,") != std::string::npos);
+  CHECK(json.find("\"restored_step\": null") != std::string::npos);
+  run.report.steps = 30;
+  run.report.first_step = 20;
+  run.report.seconds = 2.0;
+  CHECK(ToJson(run).find("\"steps_per_second\": 5,\n  \"restored_step\": 20,") !=
+        std::string::npos);
   CHECK(json.find("\"curve\": [],") != std::string::npos);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   run.report.curve = {{10, 0.5, 2.25, {2.0, 0.25}}, {20, 1.0, nan, {nan, 0.0}}};

@@ -49,6 +49,10 @@ struct Arguments {
   std::optional<std::uint64_t> seed;
   std::string json_path;
   std::uint64_t test_every = 0;
+  std::string save_folder;
+  std::uint64_t save_every = 0;
+  std::uint64_t stop_at = 0;
+  std::string restore_folder;
   double progress_every_s = 5.0;
 };
 
@@ -95,6 +99,24 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
   app.add_option("--test-every", arguments.test_every,
                  "rank 0 tests the model every so many steps, for the curve in --json; 0: never")
       ->capture_default_str();
+  CLI::Option* save = app.add_option(
+      "--save", arguments.save_folder,
+      "folder for the state of the run, a file for each rank; with --save-every or --stop-at");
+  CLI::Option* save_every =
+      app.add_option("--save-every", arguments.save_every, "save after every so many steps")
+          ->check(CLI::PositiveNumber)
+          ->needs(save);
+  CLI::Option* stop_at = app.add_option("--stop-at", arguments.stop_at,
+                                        "end after so many steps, saved with --save; --restore "
+                                        "goes on")
+                             ->check(CLI::PositiveNumber);
+  app.add_option("--restore", arguments.restore_folder,
+                 "go on with the newest run that all ranks have saved in this folder");
+  app.callback([save, save_every, stop_at] {
+    if (save->count() > 0 && save_every->count() + stop_at->count() == 0) {
+      throw CLI::ValidationError("--save", "wants --save-every or --stop-at beside it");
+    }
+  });
   app.add_option("--progress-every", arguments.progress_every_s,
                  "seconds between progress lines of rank 0; 0: none")
       ->check(CLI::Range(0.0, 1e6))
@@ -273,6 +295,10 @@ int Main(int argc, char** argv) {
   options.weight_decay = arguments.weight_decay.value_or(options.weight_decay);
   options.warmup_steps = arguments.warmup.value_or(DefaultWarmup(options.steps));
   options.seed = seed;
+  options.save_folder = arguments.save_folder;
+  options.save_every = arguments.save_every;
+  options.stop_at = arguments.stop_at;
+  options.restore_folder = arguments.restore_folder;
   std::unique_ptr<Samples> test;
   if (*rank == 0) {
     Result<std::unique_ptr<Samples>> loaded = LoadSamples(arguments, Split::kTest);

@@ -94,8 +94,10 @@ std::string ToJson(const RunSummary& run) {
   json.Text("downlink", run.downlink);
   json.Integer("steps", report.steps);
   json.Real("seconds", report.seconds);
-  json.RealOrNull("steps_per_second", static_cast<double>(report.steps) / report.seconds,
+  json.RealOrNull("steps_per_second",
+                  static_cast<double>(report.steps - report.first_step) / report.seconds,
                   report.seconds > 0.0);
+  json.RealOrNull("restored_step", static_cast<double>(report.first_step), report.first_step > 0);
   json.Real("compute_seconds", report.compute_seconds);
   json.Real("wait_seconds", report.wait_seconds);
   json.Real("hand_over_seconds", report.hand_over_seconds);

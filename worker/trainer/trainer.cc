@@ -3,15 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "common/base/log.h"
 #include "worker/client/job_optimizer.h"
+#include "worker/trainer/checkpoint.h"
 #include "worker/trainer/kernels.h"
 #include "worker/trainer/schedule.h"
 
@@ -53,6 +58,14 @@ Status CheckOptions(const Client& client, const Model& model, const Samples& dat
   if (options.test_every > 0 && options.test_data == nullptr) {
     return InvalidArgument(fmt::format("a test every {} steps without data", options.test_every));
   }
+  if (options.save_every > 0 && options.save_folder.empty()) {
+    return InvalidArgument(
+        fmt::format("saves every {} steps without a folder", options.save_every));
+  }
+  if (options.stop_at > 0 && options.stop_at >= options.steps) {
+    return InvalidArgument(fmt::format("stops at step {}, expected below {}, the last",
+                                       options.stop_at, options.steps));
+  }
   if (client.num_workers() == 0) return InvalidArgument("the client knows of no workers");
   return Status::Ok();
 }
@@ -82,7 +95,8 @@ class Run {
 
   Result<TrainReport> Go() {
     GRADWIRE_RETURN_IF_ERROR(Declare());
-    GRADWIRE_RETURN_IF_ERROR(BroadcastParameters());
+    GRADWIRE_RETURN_IF_ERROR(options_.restore_folder.empty() ? BroadcastParameters()
+                                                             : RestoreRun());
     GRADWIRE_RETURN_IF_ERROR(TrainSteps());
     GRADWIRE_RETURN_IF_ERROR(CompareDigests());
     return report_;
@@ -138,30 +152,169 @@ class Run {
     return Status::Ok();
   }
 
+  /// A collective call: this rank's error, or who has one.
+  Status AllOk(const Status& mine, std::string_view failure) {
+    Status all = mine;
+    for (std::uint32_t rank = 0; rank < client_.num_workers(); ++rank) {
+      std::array<std::byte, 1> is_ok = {static_cast<std::byte>(mine.ok())};
+      GRADWIRE_RETURN_IF_ERROR(client_.Broadcast(fmt::format("all_ok.{}", rank), is_ok, rank));
+      if (all.ok() && is_ok[0] == std::byte{0}) {
+        all = Internal(fmt::format("rank {} {}: its own log says why", rank, failure));
+      }
+    }
+    return all;
+  }
+
+  /// The run as it is now; without the states of optimizer and client.
+  Checkpoint Describe() {
+    Checkpoint run;
+    run.rank = client_.rank();
+    run.step = report_.steps;
+    run.curve_loss = curve_loss_;
+    const auto add = [&](std::string_view name, const auto& value) {
+      run.settings.emplace_back(name, fmt::format("{}", value));
+    };
+    add("workers", client_.num_workers());
+    add("method", options_.method);
+    if (options_.method == kNoMethod) {
+      add("momentum", options_.momentum);
+      add("weight decay", options_.weight_decay);
+    }
+    add("seed", options_.seed);
+    add("batch", options_.batch);
+    add("training samples", data_.size());
+    add("steps", options_.steps);
+    add("learning rate", options_.rate);
+    add("warm-up steps", options_.warmup_steps);
+    for (Parameter* p : model_.parameters()) {
+      run.tensors.push_back({p->name, p->value.span(), p->velocity.span()});
+    }
+    return run;
+  }
+
+  Status SaveRun() {
+    GRADWIRE_RETURN_IF_ERROR(BringInAll());
+    const Clock::time_point start = Clock::now();
+    const Result<std::vector<std::byte>> client = client_.SaveState();
+    GRADWIRE_RETURN_IF_ERROR(client.status());
+    const CheckpointFolder folder(options_.save_folder, client_.rank());
+    GRADWIRE_RETURN_IF_ERROR(AllOk(WriteRun(folder, *client), "cannot save the run"));
+    // Until here, every rank has the state before this one, or all have this one.
+    folder.KeepOnly(report_.steps);
+    aside_seconds_ += SecondsSince(start);
+    return Status::Ok();
+  }
+
+  Status WriteRun(const CheckpointFolder& folder, ByteView client) {
+    Result<std::vector<std::byte>> optimizer = std::vector<std::byte>();
+    if (optimizer_ != nullptr) optimizer = optimizer_->state().Save();
+    GRADWIRE_RETURN_IF_ERROR(optimizer.status());
+    Checkpoint run = Describe();
+    run.optimizer = *optimizer;
+    run.client = client;
+    return folder.Write(report_.steps, ToBytes(run));
+  }
+
+  Status RestoreRun() {
+    const CheckpointFolder folder(options_.restore_folder, client_.rank());
+    const Result<std::uint64_t> step = NewestOfAll(folder);
+    GRADWIRE_RETURN_IF_ERROR(step.status());
+    Result<std::vector<std::byte>> bytes = folder.Read(*step);
+    Checkpoint run = Describe();
+    Status mine = bytes.ok() ? TakeRun(*bytes, *step, run) : bytes.status();
+    if (bytes.ok() && !mine.ok()) {
+      mine = Status(mine.code(), fmt::format("'{}': {}", folder.FileOf(*step), mine.message()));
+    }
+    GRADWIRE_RETURN_IF_ERROR(AllOk(mine, "cannot restore the run"));
+    const Status restored = client_.RestoreState(run.client);
+    if (!restored.ok() && run.client.empty()) {
+      return InvalidArgument(fmt::format(
+          "'{}': the run was saved without servers, and this job has some", folder.FileOf(*step)));
+    }
+    GRADWIRE_RETURN_IF_ERROR(restored);
+    report_.steps = report_.first_step = run.step;
+    curve_loss_ = run.curve_loss;
+    LogInfo("trainer", "goes on with a saved run",
+            {Field("step", run.step), Field("folder", folder.path())});
+    // Of one run all ranks have the same; after this they start together.
+    return CompareDigests();
+  }
+
+  /// The newest step that all ranks have saved.
+  Result<std::uint64_t> NewestOfAll(const CheckpointFolder& folder) {
+    constexpr std::size_t kMostSteps = 4;  // the last state and, after a failure, that before it
+    std::vector<std::uint64_t> common = folder.Steps();
+    for (std::uint32_t rank = 0; rank < client_.num_workers(); ++rank) {
+      std::array<std::uint64_t, kMostSteps> theirs{};  // 0: none
+      const std::vector<std::uint64_t> mine = folder.Steps();
+      std::copy_n(mine.begin(), std::min(mine.size(), kMostSteps), theirs.begin());
+      GRADWIRE_RETURN_IF_ERROR(client_.Broadcast(fmt::format("saved_steps.{}", rank),
+                                                 std::as_writable_bytes(std::span(theirs)), rank));
+      if (theirs[0] == 0) {
+        return InvalidArgument(fmt::format(
+            "there is no saved run of rank {} in '{}', where it runs", rank, folder.path()));
+      }
+      std::erase_if(common, [&](std::uint64_t step) {
+        return std::find(theirs.begin(), theirs.end(), step) == theirs.end();
+      });
+    }
+    if (!common.empty()) return common.front();
+    return InvalidArgument(
+        fmt::format("there is no step that all ranks have saved in '{}': are the files of rank {} "
+                    "of another run than the others'?",
+                    folder.path(), client_.rank()));
+  }
+
+  Status TakeRun(ByteView bytes, std::uint64_t step, Checkpoint& run) {
+    GRADWIRE_RETURN_IF_ERROR(FromBytes(bytes, run));
+    if (run.step != step) {
+      return CorruptData(fmt::format("the saved run is at step {}, expected {}", run.step, step));
+    }
+    if (run.step >= LastStep()) {
+      return InvalidArgument(fmt::format(
+          "the saved run is at step {}, and this one ends at step {}", run.step, LastStep()));
+    }
+    return optimizer_ == nullptr ? Status::Ok() : optimizer_->Restore(run.optimizer);
+  }
+
+  /// Steps done when this run ends.
+  std::uint64_t LastStep() const {
+    return options_.stop_at > 0 ? options_.stop_at : options_.steps;
+  }
+
+  bool SavesNow() const {
+    if (options_.save_folder.empty() || report_.steps == options_.steps) return false;
+    return report_.steps == options_.stop_at ||
+           (options_.save_every > 0 && report_.steps % options_.save_every == 0);
+  }
+
   Status TrainSteps() {
     const ClientStats before = client_.stats();
     start_ = Clock::now();
     mark_ = start_;
     mark_stats_ = before;
+    mark_step_ = report_.first_step;
     std::vector<double> losses;  // the last ones, for the report
     constexpr std::size_t kLastLosses = 100;
     losses.reserve(kLastLosses);
-    for (std::uint64_t step = 0; step < options_.steps; ++step) {
+    for (std::uint64_t step = report_.first_step; step < LastStep(); ++step) {
       double loss = 0.0;
       GRADWIRE_RETURN_IF_ERROR(TrainStep(step, loss));
-      if (step == 0) report_.first_loss = loss;
+      const std::uint64_t done = step - report_.first_step;
+      if (done == 0) report_.first_loss = loss;
       if (losses.size() < kLastLosses) {
         losses.push_back(loss);
       } else {
-        losses[step % kLastLosses] = loss;
+        losses[done % kLastLosses] = loss;
       }
       report_.steps = step + 1;
       if (options_.on_step) options_.on_step(step, loss);
       ReportProgress(loss);
       GRADWIRE_RETURN_IF_ERROR(TestOnTheWay(loss));
+      if (SavesNow()) GRADWIRE_RETURN_IF_ERROR(SaveRun());
     }
     GRADWIRE_RETURN_IF_ERROR(BringInAll());
-    report_.seconds = SecondsSince(start_) - test_seconds_;
+    report_.seconds = SecondsSince(start_) - aside_seconds_;
     report_.compute_seconds = report_.seconds - report_.wait_seconds - report_.hand_over_seconds;
     if (!losses.empty()) {
       report_.last_loss =
@@ -230,12 +383,12 @@ class Run {
     const Clock::time_point start = Clock::now();
     CurvePoint point;
     point.step = report_.steps;
-    point.seconds = SecondsSince(start_) - test_seconds_;
+    point.seconds = SecondsSince(start_) - aside_seconds_;
     point.loss = curve_loss_ / static_cast<double>(options_.test_every);
     point.test = Evaluate(model_, *options_.test_data);
     report_.curve.push_back(point);
     curve_loss_ = 0.0;
-    test_seconds_ += SecondsSince(start);
+    aside_seconds_ += SecondsSince(start);
     return Status::Ok();
   }
 
@@ -285,7 +438,7 @@ class Run {
     mark_loss_ += loss;
     if (options_.progress_every_s <= 0.0 || !options_.on_progress) return;
     const double seconds = SecondsSince(mark_);
-    if (seconds < options_.progress_every_s && report_.steps != options_.steps) return;
+    if (seconds < options_.progress_every_s && report_.steps != LastStep()) return;
     const ClientStats stats = client_.stats();
     const Volume volume = Between(mark_stats_, stats);
     const auto steps = static_cast<double>(report_.steps - mark_step_);
@@ -349,8 +502,8 @@ class Run {
   std::optional<OtherDigest> differs_from_;
 
   Clock::time_point start_;
-  double test_seconds_ = 0.0;  // of the tests on the way
-  double curve_loss_ = 0.0;    // sum since the last point of the curve
+  double aside_seconds_ = 0.0;  // of the tests on the way, and of saving
+  double curve_loss_ = 0.0;     // sum since the last point of the curve
   // Where the last progress report was made.
   Clock::time_point mark_;
   ClientStats mark_stats_;

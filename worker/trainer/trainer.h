@@ -70,6 +70,16 @@ struct TrainOptions {
   /// in their next step. 0: never.
   std::uint64_t test_every = 0;
   const Samples* test_data = nullptr;  // wanted with test_every
+  /// Saves the run into the folder after every so many steps, but for the last one, and with 0
+  /// never on the way. The folder is made if it is not there; what it has of earlier steps is
+  /// removed.
+  std::string save_folder;
+  std::uint64_t save_every = 0;
+  /// Ends after so many steps, which are saved if there is a save_folder; the learning rate is that
+  /// of the whole run. 0: trains to the end.
+  std::uint64_t stop_at = 0;
+  /// Goes on with the newest run that all ranks have saved there; empty: begins anew.
+  std::string restore_folder;
   /// Called after every step with its loss.
   std::function<void(std::uint64_t step, double loss)> on_step;
 };
@@ -77,6 +87,8 @@ struct TrainOptions {
 /// What a run did, on this worker.
 struct TrainReport {
   std::uint64_t steps = 0;
+  std::uint64_t first_step = 0;  // of which so many were done before: the run was restored
+  // What follows is of the steps that were done here.
   double first_loss = 0.0;
   double last_loss = 0.0;          // mean over the last steps, at most 100
   double seconds = 0.0;            // of the gradient rounds, without start and tests
@@ -124,9 +136,15 @@ double DefaultRate(std::string_view method);
 /// The result depends on model, data, options and num_workers alone (on one type of machine),
 /// never on time or threads, as long as the client's results don't.
 ///
+/// A run that is saved waits for the updates of its step, and then goes on as if nothing had been.
+/// One that is restored goes on bit for bit as the one that was saved, on the same number of
+/// workers, under the same options and plan. It does not look at whether the data is the same.
+///
 /// Errors: InvalidArgument for options that make no sense, a method that does not go with the job's
-/// compression among them; NotFound for a method that does not exist; the client's; Internal if the
-/// ranks' final parameters differ. After an error the client's handles are waited for before the
+/// compression among them; NotFound for a method that does not exist; the client's; CorruptData,
+/// InvalidArgument or Internal on every rank if a saved run can't be restored on one, and Internal
+/// if it can't be saved; Internal if the ranks' parameters differ, at the end or where they were
+/// restored. After an error the client's handles are waited for before the
 /// return, because the client may still read the model's memory.
 Result<TrainReport> Train(Client& client, Model& model, const Samples& data,
                           const TrainOptions& options);
@@ -155,7 +173,8 @@ struct RunSummary {
 /// One JSON object, a line for each key:
 ///   model, rank, workers, batch (of one worker), seed, rate, method (as configured), parameters
 ///   (how many), kernels, uplink, downlink (compressors as configured)
-///   steps, seconds (gradient rounds only), steps_per_second
+///   steps, seconds (gradient rounds only), steps_per_second, restored_step (after which step a
+///   restored run went on, with numbers of the steps since then; null if it began anew)
 ///   compute_seconds, wait_seconds, hand_over_seconds, gflops
 ///   first_loss, last_loss (mean of the last 100 steps at most), in nats
 ///   test_loss (mean over the test set, in nats), accuracy (share of it that is right); both null
