@@ -188,6 +188,8 @@ TEST_CASE("wrong usage ends with exit code 2 and says why", "[trainer][program]"
       {"--batch 0", "--batch"},
       {"--lr fast", "--lr"},
       {"--steps 1 --epochs 1", "--epochs"},
+      {"--steps 0", "--steps"},
+      {"--epochs 0", "--epochs"},
       {"--save " + folder.path(), "--save: wants --save-every or --stop-at beside it"},
       {"--save-every 5", "--save"},
       {"--save " + folder.path() + " --save-every 0", "--save-every"},

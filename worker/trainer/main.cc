@@ -72,8 +72,10 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
   app.add_option("--train-limit", arguments.train_limit,
                  "use the first N training samples; 0: all");
   app.add_option("--test-limit", arguments.test_limit, "use the first N test samples; 0: all");
-  CLI::Option* steps = app.add_option("--steps", arguments.steps, "steps to train");
+  CLI::Option* steps =
+      app.add_option("--steps", arguments.steps, "steps to train")->check(CLI::PositiveNumber);
   app.add_option("--epochs", arguments.epochs, "passes over the training samples")
+      ->check(CLI::PositiveNumber)
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str()
       ->excludes(steps);
