@@ -57,6 +57,7 @@ struct Arguments {
 };
 
 void AddOptions(CLI::App& app, Arguments& arguments) {
+  const CLI::Range some_steps(std::uint64_t{1}, std::uint64_t{1'000'000'000'000});
   app.add_option("--config", arguments.process.config_path, "YAML file (else GRADWIRE_CONFIG)");
   app.add_option("--set", arguments.process.assignments, "key=value over the YAML; repeatable")
       ->allow_extra_args(false);
@@ -73,10 +74,9 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
                  "use the first N training samples; 0: all");
   app.add_option("--test-limit", arguments.test_limit, "use the first N test samples; 0: all");
   CLI::Option* steps =
-      app.add_option("--steps", arguments.steps, "steps to train")->check(CLI::PositiveNumber);
+      app.add_option("--steps", arguments.steps, "steps to train")->check(some_steps);
   app.add_option("--epochs", arguments.epochs, "passes over the training samples")
-      ->check(CLI::PositiveNumber)
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(CLI::Range(1e-6, 1e6))
       ->capture_default_str()
       ->excludes(steps);
   app.add_option("--batch", arguments.batch, "samples of each worker in a step")
@@ -106,12 +106,12 @@ void AddOptions(CLI::App& app, Arguments& arguments) {
       "folder for the state of the run, a file for each rank; with --save-every or --stop-at");
   CLI::Option* save_every =
       app.add_option("--save-every", arguments.save_every, "save after every so many steps")
-          ->check(CLI::PositiveNumber)
+          ->check(some_steps)
           ->needs(save);
   CLI::Option* stop_at = app.add_option("--stop-at", arguments.stop_at,
                                         "end after so many steps, saved with --save; --restore "
                                         "goes on")
-                             ->check(CLI::PositiveNumber);
+                             ->check(some_steps);
   app.add_option("--restore", arguments.restore_folder,
                  "go on with the newest run that all ranks have saved in this folder");
   app.callback([save, save_every, stop_at] {
