@@ -173,7 +173,7 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
     if (!IsRoot()) {
       Header welcome;
       welcome.kind = MessageKind::kWelcome;
-      Send(from, welcome, Serialize(Welcome{config_.job.workers, config_.job.servers, {}}));
+      Send(from, welcome, Serialize(Welcome{config_.job.workers, config_.job.servers, {}, false}));
       return;
     }
   } else if (!IsRoot() && hello.rank == 0) {
@@ -181,7 +181,7 @@ void Lane::OnHello(PeerId from, const Header& header, const Payload& payload) {
     Header welcome;
     welcome.kind = MessageKind::kWelcome;
     welcome.rank = server_;
-    Send(from, welcome, Serialize(Welcome{config_.job.workers, config_.job.servers, {}}));
+    Send(from, welcome, Serialize(Welcome{config_.job.workers, config_.job.servers, {}, false}));
     return;
   } else if (!IsRoot()) {
     Refuse(&RefusalCounters::not_accepted, from,

@@ -217,6 +217,7 @@ void Root::SendWelcome(const Member& member) {
   welcome.num_workers = config_.job.workers;
   welcome.num_servers = config_.job.servers;
   for (const Member& server : servers_) welcome.addresses.push_back(server.lane_addresses);
+  welcome.replays_plan = !config_.plan.empty();
   Header header;
   header.kind = MessageKind::kWelcome;
   output_.Send(member.peer, header, Serialize(welcome));

@@ -475,6 +475,7 @@ std::vector<std::byte> Serialize(const Welcome& welcome) {
     v1::ServerAddresses& server = *message.add_servers();
     for (const std::string& address : lanes) server.add_lanes(address);
   }
+  message.set_replays_plan(welcome.replays_plan);
   return SerializeMessage(message);
 }
 
@@ -503,6 +504,7 @@ Result<Welcome> ParseWelcome(ByteView bytes) {
       lanes.push_back(address);
     }
   }
+  welcome.replays_plan = message.replays_plan();
   return welcome;
 }
 

@@ -40,6 +40,8 @@ struct Welcome {
   std::uint32_t num_servers = 0;
   /// [server][lane]; only from the root.
   std::vector<std::vector<std::string>> addresses;
+  /// The root's plan is a saved one, whose intervals stay; only from the root.
+  bool replays_plan = false;
 
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -453,6 +454,41 @@ TEST_CASE("a step that computes nothing ends up with another interval than 1",
         fmt::format("interval {} with CCR {}", stats.interval, stats.overlap.full_ccr()));
   });
   RequireNone(failures);
+}
+
+TEST_CASE("under a saved plan nobody asks for another interval", "[integration][covap]") {
+  // A step that computes nothing would, as above.
+  Config config = AutoConfig(1);
+  config.partition.bytes = 256 * 1024;
+  const std::vector<TensorDeclaration> tensors = {Tensor("w", 1'000'000)};
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() / fmt::format("gradwire_plan_{:x}", RandomId());
+  for (const bool replays : {false, true}) {
+    CAPTURE(replays);
+    std::atomic<int> asked = 0;
+    Cluster cluster(config, TransportKind::kInproc);
+    // The worker itself is told of no file: it is the root's.
+    cluster.config().plan.clear();
+    cluster.network().CutAt("inproc://s0l0", [&](const Header& header) {
+      if (header.kind == MessageKind::kAskInterval) ++asked;
+      return false;
+    });
+    Failures failures;
+    cluster.Run([&](Client& client) {
+      const auto ids = client.Declare(tensors);
+      if (!failures.Ok(ids.status(), "declare")) return;
+      if (!replays) failures.Ok(SavePlan(*client.plan(), path.string()), "save the plan");
+      std::vector<std::vector<float>> values(1, std::vector<float>(1'000'000, 1.0F));
+      const int steps = replays ? 60 : 400;
+      for (int step = 0; step < steps && (replays || asked == 0); ++step) {
+        PushAll(client, *ids, values, failures);
+      }
+    });
+    RequireNone(failures);
+    CHECK((asked > 0) == !replays);
+    config.plan = path.string();
+  }
+  std::filesystem::remove(path);
 }
 
 Config ScriptedConfig() {

@@ -62,7 +62,7 @@ class ScriptedRoot final : public LoopHandler {
     if (header.kind == MessageKind::kHello) {
       worker_ = from;
       answer.kind = MessageKind::kWelcome;
-      Send(answer, Serialize(Welcome{1, 1, {{"inproc://root"}}}));
+      Send(answer, Serialize(Welcome{1, 1, {{"inproc://root"}}, false}));
     } else if (header.kind == MessageKind::kDeclare) {
       const auto declare = ParseDeclare(payload.bytes);
       auto extended = ExtendPlan(plan_, declare.value().tensors, options_, BuiltinCompressors());

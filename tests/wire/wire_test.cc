@@ -97,6 +97,7 @@ Welcome ExampleWelcome() {
   welcome.num_workers = 65536;
   welcome.num_servers = 2;
   welcome.addresses = {{"tcp://a:1", "tcp://a:2"}, {}};
+  welcome.replays_plan = true;
   return welcome;
 }
 

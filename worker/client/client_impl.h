@@ -496,6 +496,7 @@ class ClientImpl final : public Client, private LoopHandler {
   std::vector<std::unique_ptr<UnitWork>> units_;  // [key]
   std::vector<std::unique_ptr<Connection>> connections_;
   bool have_addresses_ = false;
+  bool replays_plan_ = false;  // the root does: its intervals stay
   std::vector<ServerLink> servers_;
   AdmissionQueue ready_;
   AdmissionQueue held_back_;  // ready too, but nothing of them will be sent

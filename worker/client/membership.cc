@@ -328,6 +328,7 @@ void ClientImpl::OnWelcome(std::size_t index, const Payload& payload) {
       servers_.emplace_back(config_.partition.credit);
     }
     have_addresses_ = true;
+    replays_plan_ = welcome->replays_plan;
   }
   changed_.notify_all();
 }

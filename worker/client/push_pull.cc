@@ -247,7 +247,7 @@ void ClientImpl::AskRootForInterval(std::uint32_t interval) {
 }
 
 void ClientImpl::ConsiderInterval() {
-  if (rank_ != 0 || !chooses_interval_ || !IsIntervalMeasured()) return;
+  if (rank_ != 0 || !chooses_interval_ || replays_plan_ || !IsIntervalMeasured()) return;
   const std::vector<FilterStage>& stages = plan_->filter.stages;
   // Only steps of the interval that holds count, and none of a warm-up.
   if (stages.empty() || step_ < next_measured_step_ ||
