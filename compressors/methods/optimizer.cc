@@ -31,13 +31,18 @@ Result<std::unique_ptr<Optimizer>> Optimizer::Create(std::string_view written_sp
   return std::unique_ptr<Optimizer>(new Optimizer(spec->name, std::move(method).value()));
 }
 
-Result<std::size_t> Optimizer::AddTensor(std::string_view name, std::size_t n, bool decays) {
+Status Optimizer::CheckNew(std::string_view name) const {
   for (const Tensor& other : tensors_) {
     if (other.name == name) {
       return InvalidArgument(fmt::format("method {}: tensor '{}' is there already, with {} values",
                                          name_, name, other.n));
     }
   }
+  return Status::Ok();
+}
+
+Result<std::size_t> Optimizer::AddTensor(std::string_view name, std::size_t n, bool decays) {
+  GRADWIRE_RETURN_IF_ERROR(CheckNew(name));
   Tensor tensor;
   tensor.name = name;
   tensor.n = n;

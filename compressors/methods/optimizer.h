@@ -48,6 +48,9 @@ class Optimizer {
   /// Errors: InvalidArgument for a name that is there already.
   Result<std::size_t> AddTensor(std::string_view name, std::size_t n, bool decays = true);
 
+  /// Errors: InvalidArgument, as AddTensor would for this name.
+  Status CheckNew(std::string_view name) const;
+
   /// Turns this worker's gradient[n] into what it pushes, in place.
   /// Errors: InvalidArgument, with nothing changed, for an unknown index, a wrong size, a tensor
   /// that was sent and not updated, or one whose warm-up ended without a single update.

@@ -53,12 +53,17 @@ Status JobOptimizer::AddTensor(TensorId tensor, std::string_view name, std::size
   }
   skips_inactive_ = client_.plan()->filter.skips_inactive;
   Added entry{std::string(name), n, StretchesOf(tensor, n)};
+  const auto name_of = [&](const Stretch& stretch) {
+    const auto [offset, count] = stretch.range;
+    if (entry.stretches.size() == 1) return entry.name;
+    return fmt::format("{}[{}:{}]", name, offset, offset + count);
+  };
+  // All of them or none: a stretch that was left behind would be in every saved state.
+  for (const Stretch& stretch : entry.stretches) {
+    GRADWIRE_RETURN_IF_ERROR(optimizer_->CheckNew(name_of(stretch)));
+  }
   for (Stretch& stretch : entry.stretches) {
-    const std::string own_name = entry.stretches.size() == 1
-                                     ? entry.name
-                                     : fmt::format("{}[{}:{}]", name, stretch.range.offset,
-                                                   stretch.range.offset + stretch.range.count);
-    const auto added = optimizer_->AddTensor(own_name, stretch.range.count, decays);
+    const auto added = optimizer_->AddTensor(name_of(stretch), stretch.range.count, decays);
     if (!added.ok()) return added.status();
     stretch.index = *added;
   }

@@ -38,7 +38,7 @@ class JobOptimizer {
                                                       const CompressionRules& job);
 
   /// `name`, `n`: as it was declared; `decays`: weight decay applies to it.
-  /// Errors: InvalidArgument for one that is there already.
+  /// Errors: InvalidArgument for one that is there already, with nothing changed.
   Status AddTensor(TensorId tensor, std::string_view name, std::size_t n, bool decays);
 
   /// Turns this worker's gradient[n] into what it pushes, in place.
