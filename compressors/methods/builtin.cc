@@ -47,18 +47,6 @@ Result<Parameters> CheckedParameters(const MethodInfo& info, const CompressorSpe
   return parameters;
 }
 
-/// True if anything of the job is compressed after the warm-up.
-bool Compresses(const CompressionRules& job) {
-  const auto compresses = [](const LinkCompression& link) {
-    return link.compressor.name != "none";
-  };
-  return compresses(job.uplink) || compresses(job.downlink) ||
-         std::any_of(job.rules.begin(), job.rules.end(), [&](const TensorRule& rule) {
-           return (rule.uplink && compresses(*rule.uplink)) ||
-                  (rule.downlink && compresses(*rule.downlink));
-         });
-}
-
 /// Errors: InvalidArgument where the method and what the job does to what it sends don't go
 /// together.
 Status CheckJob(std::string_view name, const MethodTraits& traits, const CompressionRules& job) {
@@ -94,6 +82,17 @@ Status CheckJob(std::string_view name, const MethodTraits& traits, const Compres
 }
 
 }  // namespace
+
+bool Compresses(const CompressionRules& job) {
+  const auto compresses = [](const LinkCompression& link) {
+    return link.compressor.name != "none";
+  };
+  return compresses(job.uplink) || compresses(job.downlink) ||
+         std::any_of(job.rules.begin(), job.rules.end(), [&](const TensorRule& rule) {
+           return (rule.uplink && compresses(*rule.uplink)) ||
+                  (rule.downlink && compresses(*rule.downlink));
+         });
+}
 
 ParameterInfo Beta1Parameter() {
   return Number("beta1", "0.9", 0, 0.9999, "memory of the first moment");

@@ -94,6 +94,9 @@ Result<std::unique_ptr<const Method>> CreateMethod(const CompressorSpec& spec,
 /// Errors: as CreateMethod for name and parameters.
 Result<CompressorSpec> CompleteMethodSpec(const CompressorSpec& spec, const CompressionRules* job);
 
+/// True if anything of the job is compressed after the warm-up.
+bool Compresses(const CompressionRules& job);
+
 /// The method of a job that leaves updates to its caller.
 inline constexpr std::string_view kNoMethod = "none";
 

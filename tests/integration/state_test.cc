@@ -7,6 +7,7 @@
 
 #include "common/base/random.h"
 #include "tests/integration/cluster.h"
+#include "worker/client/job_optimizer.h"
 
 namespace gradwire::testing {
 namespace {
@@ -299,6 +300,74 @@ TEST_CASE("a state that does not belong here is refused, to every rank", "[integ
     });
   }
   RequireNone(failures);
+}
+
+TEST_CASE("a method that freezes is not run without its state where the job's warm-up is over",
+          "[integration][state][method]") {
+  const std::string spec = GENERATE("onebit", "none");
+  CAPTURE(spec);
+  Config config = JobConfig(spec);
+  config.compression.warmup_steps = 3;
+  constexpr std::size_t kElements = 5000;
+  const std::vector<TensorDeclaration> tensors = {Tensor("w", kElements)};
+  States job_states(kWorkers);
+  States method_states(kWorkers);
+  Failures failures;
+  // What a program does, up to `steps`; the error of the first Send that is refused.
+  const auto train = [&](Client& client, JobOptimizer& optimizer, TensorId id, int steps) {
+    std::vector<float> x(kElements, 1.0F);
+    for (int step = 0; step < steps; ++step) {
+      std::vector<float> g(kElements);
+      for (std::size_t i = 0; i < kElements; ++i) g[i] = static_cast<float>(i % 7) - 2.5F;
+      GRADWIRE_RETURN_IF_ERROR(optimizer.Send(id, g));
+      const auto handle = client.PushPullAsync(id, InputOf(g), OutputOf(g));
+      GRADWIRE_RETURN_IF_ERROR(handle.status());
+      GRADWIRE_RETURN_IF_ERROR(client.Wait(*handle));
+      GRADWIRE_RETURN_IF_ERROR(optimizer.Update(*handle, g, 0.01, x).status());
+      GRADWIRE_RETURN_IF_ERROR(client.EndStep());
+      optimizer.EndStep();
+    }
+    return Status::Ok();
+  };
+  const auto run = [&](const std::function<void(Client&, JobOptimizer&, TensorId)>& body) {
+    Cluster cluster(config, TransportKind::kInproc);
+    cluster.Run([&](Client& client) {
+      const auto ids = client.Declare(tensors);
+      if (!failures.Ok(ids.status(), "declare")) return;
+      const auto optimizer = JobOptimizer::Create(
+          client, spec == "none" ? "onebit_adam(freeze_step=3)" : "onebit_adam",
+          config.compression);
+      if (!failures.Ok(optimizer.status(), "create")) return;
+      failures.Ok((*optimizer)->AddTensor(ids->front(), "w", kElements, true), "add");
+      body(client, **optimizer, ids->front());
+    });
+    RequireNone(failures);
+  };
+  run([&](Client& client, JobOptimizer& optimizer, TensorId id) {
+    failures.Ok(train(client, optimizer, id, 5), "train");
+    const auto job = client.SaveState();
+    const auto method = optimizer.state().Save();
+    if (!failures.Ok(job.status(), "save") || !failures.Ok(method.status(), "save")) return;
+    job_states[client.rank()] = *job;
+    method_states[client.rank()] = *method;
+  });
+  run([&](Client& client, JobOptimizer& optimizer, TensorId id) {
+    failures.Ok(client.RestoreState(job_states[client.rank()]), "restore");
+    failures.Expect(client.step() == 5, "the job's step");
+    const Status alone = train(client, optimizer, id, 1);
+    if (spec == "none") {
+      failures.Ok(alone, "nothing is compressed, so that nothing is wrong");
+      return;
+    }
+    failures.Expect(
+        alone.message() ==
+            "method onebit_adam is in step 0 of its warm-up of 3, and the job in step 5, in which "
+            "it compresses: was the job's state restored without that of the method, or are steps "
+            "of the job ended that are none of the method?",
+        alone.ToString());
+    failures.Ok(optimizer.Restore(method_states[client.rank()]), "restore the method");
+    failures.Ok(train(client, optimizer, id, 2), "train");
+  });
 }
 
 }  // namespace gradwire::testing

@@ -267,7 +267,8 @@ gradwire_status gradwire_optimizer_add(gradwire_optimizer* optimizer, uint32_t t
 
 /* Turns this worker's gradient, `count` elements, into what it pushes, in place.
    Errors: INVALID_ARGUMENT for a tensor that was not added, another count, a tensor that was sent
-   and not updated, or one that had no update in the warm-up of a method that has one. */
+   and not updated, one that had no update in the warm-up of a method that has one, or a method that
+   is in its warm-up when the job's is over: its own state was not loaded with the job's. */
 gradwire_status gradwire_optimizer_send(gradwire_optimizer* optimizer, uint32_t tensor,
                                         float* gradient, size_t count);
 /* Brings `pulled`, the output of the tensor's last push-pull, which has completed, into

@@ -189,6 +189,9 @@ class Client {
   /// The plan as it is now, never null. A declaration, or another interval of the filter in
   /// mid-run, makes a new one: what was given out stays as it was.
   virtual std::shared_ptr<const Plan> plan() const = 0;
+  /// The step that is open: how often EndStep was called, since the step of a state that was
+  /// restored. 0 of a client that does not count.
+  virtual std::uint64_t step() const { return 0; }
   virtual ClientStats stats() const = 0;
 
   /// What the job needs to go on after a restart, cut at one step: this worker's residuals, the

@@ -107,6 +107,7 @@ class ClientImpl final : public Client, private LoopHandler {
   Status Barrier() override;
   Status Close() override;
 
+  std::uint64_t step() const override;
   std::shared_ptr<const Plan> plan() const override {
     const std::lock_guard lock(mu_);
     return plan_;
@@ -412,7 +413,6 @@ class ClientImpl final : public Client, private LoopHandler {
   /// step: what all ranks must say alike; 0 where there is no such thing.
   Status EnterBarrier(std::uint64_t step);
   Status CheckReadyForState(std::string_view what) const;
-  std::uint64_t StepNow() const;
   /// Asks the unit's lane and waits for its answer.
   Result<StateCall> CallForState(const Unit& unit, const Header& header,
                                  std::vector<std::byte> body);

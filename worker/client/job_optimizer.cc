@@ -84,9 +84,24 @@ Status JobOptimizer::CheckSize(const Added& tensor, std::size_t n, std::string_v
                                      optimizer_->name(), what, tensor.name, n, tensor.n));
 }
 
+/// What a method freezes at the end of its warm-up was learned in it, without compression.
+Status JobOptimizer::CheckWarmup() const {
+  const std::uint64_t freeze_step = optimizer_->traits().freeze_step;
+  if (warmup_steps_ == 0 || optimizer_->step() >= freeze_step) return Status::Ok();
+  const std::uint64_t job_step = client_.step();
+  if (job_step < warmup_steps_) return Status::Ok();
+  return InvalidArgument(fmt::format(
+      "method {} is in step {} of its warm-up of {}, and the job in step {}, in which it "
+      "compresses: "
+      "was the job's state restored without that of the method, or are steps of the job ended that "
+      "are none of the method?",
+      optimizer_->name(), optimizer_->step(), freeze_step, job_step));
+}
+
 Status JobOptimizer::Send(TensorId tensor, std::span<float> gradient) {
   const auto added = Find(tensor);
   if (!added.ok()) return added.status();
+  GRADWIRE_RETURN_IF_ERROR(CheckWarmup());
   GRADWIRE_RETURN_IF_ERROR(CheckSize(**added, gradient.size(), "the gradient"));
   for (const Stretch& stretch : added.value()->stretches) {
     GRADWIRE_RETURN_IF_ERROR(optimizer_->Send(

@@ -42,7 +42,9 @@ class JobOptimizer {
   Status AddTensor(TensorId tensor, std::string_view name, std::size_t n, bool decays);
 
   /// Turns this worker's gradient[n] into what it pushes, in place.
-  /// Errors: InvalidArgument for a tensor that was not added, and as Optimizer::Send.
+  /// Errors: InvalidArgument for a tensor that was not added, for a method that freezes and is in
+  /// its warm-up where the job's is over (the job's state was restored, and the method's was not),
+  /// and as Optimizer::Send.
   Status Send(TensorId tensor, std::span<float> gradient);
 
   /// Brings what was pulled by a complete push-pull, the tensor's last, into parameters[n]. What
@@ -79,13 +81,18 @@ class JobOptimizer {
   };
 
   JobOptimizer(Client& client, const CompressionRules& job, std::unique_ptr<Optimizer> optimizer)
-      : client_(client), filter_(job.filter), optimizer_(std::move(optimizer)) {}
+      : client_(client),
+        filter_(job.filter),
+        warmup_steps_(Compresses(job) ? job.warmup_steps : 0),
+        optimizer_(std::move(optimizer)) {}
+  Status CheckWarmup() const;
   std::vector<Stretch> StretchesOf(TensorId tensor, std::size_t n) const;
   Result<const Added*> Find(TensorId tensor) const;
   Status CheckSize(const Added& tensor, std::size_t n, std::string_view what) const;
 
   Client& client_;
   const FilterRules filter_;
+  const std::uint64_t warmup_steps_;  // of the job, in which it does not compress; 0: nor later
   const std::unique_ptr<Optimizer> optimizer_;
   bool skips_inactive_ = false;                       // the filter leaves alone what it holds back
   std::unordered_map<std::uint32_t, Added> tensors_;  // by TensorId::index

@@ -92,7 +92,7 @@ Result<std::vector<std::byte>> ClientImpl::SaveState() {
   const std::lock_guard collective(collective_mu_);
   GRADWIRE_RETURN_IF_ERROR(CheckReadyForState("SaveState"));
   // Nobody has anything in flight from here to the other barrier: one cut for all.
-  GRADWIRE_RETURN_IF_ERROR(EnterBarrier(StepNow()));
+  GRADWIRE_RETURN_IF_ERROR(EnterBarrier(step()));
   std::vector<SavedUnit> units;
   std::uint64_t step = 0;
   std::uint32_t interval = 0;
@@ -272,7 +272,7 @@ Status ClientImpl::RestoreUnit(const Plan& plan, const Unit& unit,
   return Status::Ok();
 }
 
-std::uint64_t ClientImpl::StepNow() const {
+std::uint64_t ClientImpl::step() const {
   const std::lock_guard lock(mu_);
   return step_;
 }
