@@ -134,6 +134,11 @@ class OptimizerTest(unittest.TestCase):
     def test_one_job_after_another_in_a_process(self):
         self.run_job("second_job")
 
+    def test_an_optimizer_may_go_with_gradients_under_way(self):
+        for settings in ([], ["partition.fuse_below=0"]):
+            with self.subTest(settings=settings):
+                self.run_job("dropped", settings=["timeouts.stall_warn=5s", "timeouts.stall_stop=10s", *settings])
+
     def test_a_killed_trainer_is_named_and_nothing_is_left(self):
         output = self.run_job("killed", expected=1,
                               settings=["timeouts.heartbeat=250ms", "timeouts.dead_after=2s"])

@@ -6,6 +6,7 @@ Usage: optimizer_worker.py SCENARIO...   (in a job of two workers, started by gr
 """
 
 import copy
+import gc
 import io
 import os
 import signal
@@ -1308,6 +1309,48 @@ def second_job():
             server.wait()
 
 
+def dropped():
+    """An optimizer that is gone between backward() and step(), wholly or partly under way, leaves the
+    parameters to the next one, and the steps to the others."""
+    for parts in (8, 4):  # all layers, or those in front: the others' gradients are not under way
+        model, same = network(), network()
+        optimizer = gw.DistributedOptimizer(sgd(model), model.named_parameters())
+        train(model, optimizer, 2)
+        images, _ = batch(7, gw.rank())
+        model[:parts](images).square().mean().backward()
+        del optimizer
+        if gw.rank() == 0:
+            gc.collect()  # when it goes is not the same everywhere
+        # Without one the model is like any other.
+        model[:parts](images).square().mean().backward()
+        model.zero_grad()
+        same.load_state_dict(model.state_dict())
+        optimizer = gw.DistributedOptimizer(sgd(model), model.named_parameters())
+        with mock.patch.object(_ops, "end_step", wraps=_ops.end_step) as ended:
+            train(model, optimizer, 5)
+        # Two steps may have gone until it is clear that the others rest.
+        expect(ended.call_count >= 3, f"{parts} parts: {ended.call_count} steps have ended")
+        alone(same, sgd, 5)
+        expect(distance(model, same) < 1e-5, f"{parts} parts: {distance(model, same)}")
+        expect_same_everywhere(model.parameters(), f"{parts} parts")
+
+    gone, stays = network(), network(2)
+    optimizer = gw.DistributedOptimizer(sgd(gone), gone.named_parameters())
+    other = gw.DistributedOptimizer(sgd(stays), stays.named_parameters())
+    train(gone, optimizer, 2)
+    train(stays, other, 2)
+    gone[:4](batch(7, gw.rank())[0]).square().mean().backward()
+    before = [parameter.grad.clone() for parameter in gone.parameters()]
+    del optimizer
+    with mock.patch.object(_ops, "end_step", wraps=_ops.end_step) as ended:
+        train(stays, other, 4, first=2)
+    expect(ended.call_count >= 2, f"the other optimizer: {ended.call_count} steps have ended")
+    expect_same_everywhere(stays.parameters(), "the other optimizer's model")
+    after = [parameter.grad for parameter in gone.parameters()]
+    expect(all(torch.equal(*pair) for pair in list(zip(before, after))[4:]),
+           "gradients that were not under way are left alone")
+
+
 def killed():
     """Rank 1 is killed between two steps; rank 0 says who."""
     model = network()
@@ -1336,7 +1379,7 @@ SCENARIOS = {function.__name__: function for function in (
     one_loss_reaches_both, clipping, several_passes, shared_and_unused, wrong_orders, closures,
     gradient_objects, dtypes, schedulers_and_states, refusals, uneven_batches, failing_in_join,
     not_finite, mixed_precision, residuals_follow_the_scale, advice, learning_rates, overlap, data_parallel,
-    fails_in_backward, interrupted, second_job, killed, refuses_skip)}
+    fails_in_backward, interrupted, second_job, dropped, killed, refuses_skip)}
 
 
 def main():

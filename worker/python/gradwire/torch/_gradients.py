@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
@@ -23,7 +24,8 @@ class _Steps:
     all ranks must call it at the same place. So it is called when every exchange has handed over all
     its gradients since the last call. One that does so twice before has shown that the others
     rest, and ends the step alone, unless some of another's gradients are under way: then that
-    one's step() does it. A new connection begins anew; exchanges of one before take no part.
+    one's step() does it. One whose optimizer is gone meanwhile is abandoned there. A new connection
+    begins anew; exchanges of one before take no part.
     """
 
     def __init__(self) -> None:
@@ -33,7 +35,8 @@ class _Steps:
     def _begin_anew(self) -> None:
         self._exchanges = 0
         self._complete: Set[int] = set()
-        self._begun: Set[int] = set()
+        # Kept alive until they are complete, so that what becomes of them is not up to the collector.
+        self._begun: Dict[int, Optional["GradientExchange"]] = {}
 
     def enter(self) -> int:
         """The number of a new exchange: that of its construction, the same on every rank."""
@@ -48,14 +51,21 @@ class _Steps:
         """Whether the connection has had more than one exchange."""
         return self._exchanges > 1
 
-    def begin(self, number: int) -> None:
-        """The exchange has some gradients under way, and others to come."""
-        self._begun.add(number)
+    def begin(self, number: int, exchange: Optional["GradientExchange"] = None) -> None:
+        """The exchange has some gradients under way, and others to come.
+        exchange: one that can be abandoned."""
+        self._begun[number] = exchange
 
     def complete(self, number: int) -> None:
         """All gradients of the exchange are under way."""
-        self._begun.discard(number)
+        self._begun.pop(number, None)
         if number in self._complete:
+            for exchange in list(self._begun.values()):
+                if exchange is not None and exchange.is_orphan():
+                    exchange.abandon()
+            if number not in self._complete:
+                self._complete.add(number)  # the step of an abandoned one has ended: this is the next
+                return
             if self._begun:
                 return
             self._complete = {number}
@@ -186,9 +196,29 @@ class GradientExchange:
         if self.owner == "DistributedDataParallel" or to == "DistributedDataParallel":
             raise invalid(f"the gradient of '{name}' is averaged by a {self.owner} already, and a "
                           f"{to} would do it again: use one of the two")
-        if any(slot.handle is not None for slot in self.slots):
+        if self.is_under_way() is not None:
+            gc.collect()  # if the optimizer is garbage, then on all ranks
+            if self.is_orphan():
+                self.abandon()
+                return
             raise invalid(f"'{name}' belongs to a {self.owner} whose gradients are under way: call "
                           "its step() before its parameters go to another")
+        self._release()
+
+    def is_orphan(self) -> bool:
+        """Whether its optimizer is gone."""
+        return self._begin is not None and self._begin() is None
+
+    def abandon(self) -> None:
+        """Its optimizer is gone with gradients under way. They are completed, since a tensor has one
+        push-pull at a time and all ranks must count the same steps; nobody wants the averages."""
+        if not self.sent_all:
+            for slot in self.slots:
+                if slot.handle is None:
+                    self._send(slot, torch.zeros_like(slot.parameter))
+            self._end_sending()
+        self.receive_all()
+        self.reset()
         self._release()
 
     def _release(self) -> None:
@@ -197,8 +227,8 @@ class GradientExchange:
         self.released = True
 
     def _on_gradient(self, slot: Slot) -> None:
-        if self.paused:
-            return
+        if self.paused or self.is_orphan():
+            return  # a model whose optimizer is gone is like any other
         if slot.handle is not None or self.ready:
             if not self.ready or not self.void:
                 self._refuse_second(slot)
@@ -238,7 +268,7 @@ class GradientExchange:
         self._check_connection()
         if not self._begun:
             self._begun = True
-            _steps.begin(self.number)
+            _steps.begin(self.number, self)
             if self._begin is not None:
                 self._begin()()
         if gradient.layout is not torch.strided:
