@@ -106,7 +106,7 @@ TEST_CASE("a folder has the states of each rank by step", "[trainer][checkpoint]
   const CheckpointFolder other(temporary / "new/folder", 11);
   CHECK(mine.Steps().empty());
   const std::vector<std::byte> bytes(100, std::byte{3});
-  for (const std::uint64_t step : {8, 100, 20}) REQUIRE(mine.Write(step, bytes).ok());
+  for (const std::uint64_t step : {8U, 100U, 20U}) REQUIRE(mine.Write(step, bytes).ok());
   REQUIRE(other.Write(30, bytes).ok());
   WriteFile(temporary / "new/folder/rank-1.step-12x", bytes);
   WriteFile(temporary / "new/folder/rank-1.step-", bytes);

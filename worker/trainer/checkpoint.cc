@@ -44,9 +44,11 @@ Status CheckSettings(ByteReader& reader, const Checkpoint& expected) {
       return Damaged("its settings are cut off");
     saved.emplace_back(std::move(name), std::move(text));
   }
-  for (const auto& [name, text] : expected.settings) {
-    const auto found = std::find_if(saved.begin(), saved.end(),
-                                    [&](const auto& each) { return each.first == name; });
+  for (const auto& expects : expected.settings) {
+    const auto& [name, text] = expects;
+    const auto found = std::find_if(saved.begin(), saved.end(), [&](const auto& each) {
+      return each.first == expects.first;  // clang 14 does not let a lambda capture `name`
+    });
     if (found == saved.end()) return Damaged(fmt::format("it has no {}", name));
     if (found->second == text) continue;
     return InvalidArgument(
