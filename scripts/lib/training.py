@@ -1,6 +1,7 @@
 """Training jobs on this machine, for comparisons."""
 
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -14,16 +15,20 @@ LIMIT_S = 3600
 BYTES = ("gradient_raw_push_bytes", "gradient_sent_bytes", "gradient_raw_pull_bytes", "gradient_received_bytes")
 
 
-def train(bin_dir, settings, arguments):
-    """What gradwire-train writes of a job of 1 server and 2 workers, or None if it failed."""
+def train(bin_dir, settings, arguments, program=("gradwire-train",)):
+    """What gradwire-train, or another program with the same options, writes of a job of 1 server and 2
+    workers; None if it failed."""
     with tempfile.TemporaryDirectory() as scratch:
         result = pathlib.Path(scratch) / "result.json"
         command = [ROOT / "scripts" / "gradwire-launch", "--config", ROOT / "configs" / "plain.yaml",
                    "--bin-dir", bin_dir, "--servers", "1", "--workers", str(WORKERS), "--free-port",
                    *(part for setting in settings for part in ("--set", setting)),
-                   "--log-dir", pathlib.Path(scratch) / "logs", "--", "gradwire-train", *map(str, arguments),
+                   "--log-dir", pathlib.Path(scratch) / "logs", "--", *map(str, program), *map(str, arguments),
                    "--json", result]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1",
+                       "LIBGRADWIRE": str(bin_dir.resolve().parent / "lib" / "libgradwire.so")}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False,
+                              env=environment)
         if done.returncode != 0:
             sys.stderr.write(done.stdout.decode(errors="replace"))
             print(f"a job with {' '.join(settings)}: exit code {done.returncode}", file=sys.stderr)
