@@ -30,7 +30,7 @@ def texts(folder):
     """What to train on and what to test on [n], in int64; how many characters there are."""
     numbers, alphabet = data.characters(folder)
     parts = [], []
-    # Cut where one text ends: characters() joins them by line ends, and knows their lengths by the files.
+    # characters() puts one character between two texts.
     start = 0
     for path in sorted(path for path in pathlib.Path(folder).iterdir() if not path.is_symlink()):
         length = len(path.read_text(encoding="utf-8", errors="replace"))
